@@ -195,6 +195,13 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x < 0, e, 1.0) / (1 + e)
 
 
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """The logarithm of 1 + e^x, which is taken in float64."""
+    found = 1 + exponential(-x.abs()).double()
+    log = torch.from_numpy(fdlibm.logarithm(found.nan_to_num(1.0).numpy())).float()
+    return x.clamp(min=0) + log
+
+
 def tangent(x: torch.Tensor) -> torch.Tensor:
     """tanh x."""
     square = x * x

@@ -27,6 +27,7 @@ from detgen.program.arithmetic import (
     pair_linear,
     sigmoid,
     softmax,
+    softplus,
     total,
     whole_linear,
 )
@@ -48,6 +49,7 @@ from detgen.program.operands import (
 )
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
+from detgen.program.states import Convolve, DeltaRule
 from detgen.program.storage import Storage, numbers, unpack
 from detgen.program.widening import in_floats
 
@@ -274,6 +276,69 @@ def _attend(step: steps.Attend, at: Pass) -> None:
                 none._replace(most=step.sinks.view(heads).expand(tokens, -1, -1), total=none.total + 1)
             )
         to[some] = whole.results / whole.total[..., None] + 0.0  # no -0
+
+
+# States
+
+
+def _spans(at: Pass) -> list[list[int]]:
+    assert at.rows.spans is not None, "layers that keep states are told of the spans of a pass"
+    found: list[list[int]] = at.rows.spans.tolist()
+    return found
+
+
+@compute.register
+def _convolve(step: Convolve, at: Pass) -> None:
+    x, to = at[step.x], at[step.to]
+    for slot, row, start, tokens, _, _ in _spans(at):
+        some, positions = slice(row, row + tokens), torch.arange(start, start + tokens)
+        before = torch.arange(start - step.taps + 1, start)
+        seen = torch.cat([step.kept[slot, before % step.ring].where(before[:, None] >= 0, 0.0), x[some]])
+        out = torch.zeros(tokens, step.x.width)
+        for tap, weight in enumerate(step.weight):
+            out = fma(weight, seen[tap : tap + tokens], out)
+        to[some] = FUNCTIONS[step.activation](out if step.bias is None else out + step.bias)
+        step.kept[slot, positions[-step.ring :] % step.ring] = x[some][-step.ring :]
+
+
+@compute.register
+def _delta_rule(step: DeltaRule, at: Pass) -> None:
+    keys, values = step.key_heads * step.size, step.heads * step.values
+    queries, x = at[step.qkv].split([keys, keys + values], 1)
+    decays = exponential(softplus(at[step.decay] + step.bias) * step.rates)
+    inputs = torch.cat([x, decays, sigmoid(at[step.strength])], 1)
+
+    def each(row: Tensor) -> Tensor:
+        """[key_heads * size] -> [heads, size, 1]."""
+        return row.view(step.key_heads, step.size).repeat_interleave(step.heads // step.key_heads, 0)[..., None]
+
+    def dot(state: Tensor, entries: Tensor) -> Tensor:
+        """[heads, values]."""
+        out = torch.zeros(step.heads, step.values)
+        for i in range(step.size):
+            out = fma(state[:, i], entries[:, i], out)
+        return out
+
+    def after(state: Tensor, row: Tensor) -> Tensor:
+        key, value, decay, strength = row.split([keys, values, step.heads, step.heads])
+        state, key = state * decay[:, None, None], each(key)
+        wrong = (value.view(step.heads, -1) - dot(state, key)) * strength[:, None]
+        return fma(key, wrong[:, None], state)
+
+    for slot, first, start, tokens, base, certain in _spans(at):
+        state = step.state[slot].clone() if base else torch.zeros_like(step.state[slot])
+        for position in range(base, start):
+            state = after(state, step.kept[slot, position % step.ring])
+        if certain == start:
+            step.state[slot] = state
+        for position in range(start, start + tokens):
+            row = first + position - start
+            state = after(state, inputs[row])
+            at[step.to][row] = dot(state, each(queries[row])).flatten()
+            if position + 1 == certain:
+                step.state[slot] = state
+            if position >= certain:
+                step.kept[slot, position % step.ring] = inputs[row]
 
 
 # Mixtures of experts

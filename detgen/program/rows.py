@@ -23,6 +23,9 @@ class Rows(NamedTuple):
         wanted: int64 [n], rows of which logits are wanted.
         tables: int64 [slots, blocks], the page of each block of positions of a slot.
         pieces: int64 [pieces, 4]: consecutive tokens of a slot, the position of the first, how many, its row.
+        spans: int64 [spans, 6], where layers keep states: all rows of a slot, which follow each other, as the slot,
+            the first row, its position, how many there are, the position of the slot's state, at most that of the
+            first row, and the position up to which rows are certain, where the state is to be after the pass.
     """
 
     ids: torch.Tensor
@@ -31,3 +34,4 @@ class Rows(NamedTuple):
     wanted: torch.Tensor
     tables: torch.Tensor
     pieces: torch.Tensor
+    spans: torch.Tensor | None = None

@@ -1,4 +1,4 @@
-"""The steps of a pass: the one declaration of what each kind of step has, but for those of experts.
+"""The steps of a pass: the one declaration of what each kind of step has, but for those of experts and of states.
 
 The structures that C takes are made of these classes (`detgen/kernels/c/layout.py`), so a field is added here and
 nowhere else. setup.py reads this module: it imports neither torch nor numpy.
@@ -28,6 +28,7 @@ from detgen.program.operands import (
     tabled,
     wide,
 )
+from detgen.program.states import Convolve, DeltaRule
 from detgen.program.storage import Storage
 
 
@@ -377,4 +378,5 @@ class Sum(Step):
 STEPS: tuple[type[Step], ...] = (
     *(Embed, EmbedColumn, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
     *(Route, Sort, ExpertLinear, Combine, Activate, Softmax, Sum),
+    *(Convolve, DeltaRule),
 )

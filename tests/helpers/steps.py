@@ -34,6 +34,7 @@ from detgen.program.operands import (
 )
 from detgen.program.program import Program
 from detgen.program.rows import Rows
+from detgen.program.states import STATEFUL, Convolve, DeltaRule
 from detgen.program.storage import FORMATS, Storage
 
 Run = Callable[[Rows, dict[Buffer, torch.Tensor]], torch.Tensor]
@@ -61,9 +62,14 @@ class Case(NamedTuple):
 
 
 def caches_of(program: Program) -> list[torch.Tensor]:
-    """The tensors of all caches that steps write to."""
+    """The tensors of all caches and states that steps write to."""
     caches = [step.cache for step in program.steps if isinstance(step, steps.Rotate | steps.Attend)]
-    return list({x.data_ptr(): x for cache in caches for x in (cache.keys, cache.kept)}.values())
+    kept = [x for cache in caches for x in (cache.keys, cache.kept)]
+    names = ("kept", "state")
+    kept += [
+        getattr(step, n) for step in program.steps if isinstance(step, STATEFUL) for n in names if hasattr(step, n)
+    ]
+    return list({x.data_ptr(): x for x in kept}.values())
 
 
 def differences(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> list[str]:
@@ -459,6 +465,65 @@ def _summed(draw: st.DrawFn) -> Case:
     return made.case()
 
 
+RING = 8
+
+
+def _spans(made: Making, uncertain: int) -> torch.Tensor:
+    """Of slots 2, 1 and 0, or some of them; the rows are as many as these have. At most so many are not certain."""
+    spans, row = [], 0
+    for slot in made.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True)):
+        start, tokens = made.draw(st.sampled_from([0, 1, 2, 7, 30])), made.draw(st.integers(1, 6) | st.just(20))
+        unsure = made.draw(st.integers(0, tokens)) if tokens <= uncertain else 0
+        most = min(start, max(uncertain - tokens, 0) if unsure else uncertain)
+        base = start - made.draw(st.integers(0, most))
+        spans.append([slot, row, start, tokens, base, start + tokens - unsure])
+        row += tokens
+    made.count = row
+    return torch.tensor(spans)
+
+
+@st.composite
+def _convolved(draw: st.DrawFn) -> Case:
+    made, width, taps = Making(draw), draw(WIDTHS | st.just(300)), draw(st.integers(1, 4))
+    made.wanted = False
+    spans = _spans(made, RING - taps)
+    made.add(
+        Convolve,
+        x=made.read("x", width),
+        to=Buffer("to", width),
+        weight=made.numbers(taps, width),
+        bias=made.numbers(width) if draw(st.booleans()) else None,
+        activation=draw(OF_LAYERS),
+        taps=taps,
+        ring=RING,
+        kept=made.numbers(3, RING, width),
+    )
+    return made.case(spans=spans)
+
+
+@st.composite
+def _by_delta_rule(draw: st.DrawFn) -> Case:
+    made, keys, share = Making(draw), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    made.wanted = False
+    spans, heads = _spans(made, RING), keys * share
+    size, values = draw(st.sampled_from([1, 8, 20])), draw(st.sampled_from([1, 8, 16, 70, 130]))
+    width = keys * size + heads * values + 2 * heads
+    made.add(
+        DeltaRule,
+        qkv=made.read("qkv", 2 * keys * size + heads * values),
+        decay=made.read("decay", heads),
+        strength=made.read("strength", heads),
+        to=Buffer("to", heads * values),
+        rates=-made.numbers(heads).abs(),
+        bias=made.numbers(heads),
+        **{"heads": heads, "key_heads": keys, "size": size, "values": values},
+        ring=RING,
+        state=made.numbers(3, heads, size, values),
+        kept=made.numbers(3, RING, width),
+    )
+    return made.case(spans=spans)
+
+
 def _router(made: Making, experts: int, picks: int) -> Buffer:
     """Routes, of which there may be ties."""
     logits = made.numbers(made.count, experts)
@@ -532,4 +597,6 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     steps.Activate: (_rowwise(steps.Activate, function=st.sampled_from(Activation)), 120),
     steps.Softmax: (_rowwise(steps.Softmax, LONG, into=False), 40),
     steps.Sum: (_summed(), 30),
+    Convolve: (_convolved(), 40),
+    DeltaRule: (_by_delta_rule(), 40),
 }

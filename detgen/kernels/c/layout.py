@@ -102,19 +102,25 @@ class Piece(ctypes.Structure):
     _fields_ = tuple((name, c_int64) for name in ("slot", "start", "tokens", "row"))
 
 
+class Span(ctypes.Structure):
+    """All rows of a slot, which follow each other; see `Rows.spans`."""
+
+    _fields_ = tuple((name, c_int64) for name in ("slot", "row", "start", "tokens", "base", "certain"))
+
+
 class Pass(ctypes.Structure):
     """The rows of a pass.
 
     `ids`, `positions`, `places` are [rows]; a place is where the row's entries are stored. `want`: the [wanted] rows of
     which logits are wanted. `piece`: [pieces], the longest first. `tables`: [slots, blocks] pages. `given`: [buffers],
-    null for those that the pass brings itself. `broken`: [rows]. `most`: bound of the cache's entries.
+    null for those that the pass brings itself. `broken`: [rows]. `most`: bound of the cache's entries. `span`: [spans].
     """
 
     _fields_ = (
         *((name, c_int64) for name in ("threads", "rows", "wanted", "pieces", "blocks")),
         *((name, _NUMBERS) for name in ("ids", "positions", "places", "want")),
         *(("piece", _pointer("const Piece")), ("tables", _NUMBERS), ("given", _pointer("float *const"))),
-        *(("broken", _FLAGS), ("most", c_double)),
+        *(("broken", _FLAGS), ("most", c_double), ("spans", c_int64), ("span", _pointer("const Span"))),
     )
 
 
@@ -204,6 +210,7 @@ _STRUCTURES: tuple[Any, ...] = (
     Step,
     Program,
     Piece,
+    Span,
     Pass,
     Rows,
     Best,

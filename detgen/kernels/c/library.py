@@ -21,6 +21,7 @@ from detgen.program.finite import most
 from detgen.program.operands import SCORED, Buffer
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
+from detgen.program.states import STATEFUL
 from detgen.program.widening import widened
 
 BUILDS = ("bf16", "vnni", "avx512", "avxvnni", "avx2", "dotprod", "plain")  # the fastest first
@@ -180,6 +181,7 @@ class Runner:
 
     def _chain(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None, chain: Chain) -> np.ndarray:
         """Run it; returns whether keys of the last layer are not finite, bool [sequences, passes]."""
+        assert rows.spans is None, "states are not kept in chains"
         chain.steps = int(lengths.max())
         broken = np.zeros((len(slots), chain.steps), bool)
         chain.slots, chain.lengths, chain.broken = (x.ctypes.data for x in (slots, lengths, broken))
@@ -216,8 +218,11 @@ class Runner:
 
     def _task(self, rows: Rows, addresses: ctypes.Array[ctypes.c_void_p], broken: torch.Tensor) -> Pass:
         """The pass as the library takes it."""
+        stateful = any(isinstance(step, STATEFUL) for step in self.program.steps)
+        assert rows.spans is not None or not stateful, "layers that keep states are told of the spans of a pass"
         return Pass(
             *(torch.get_num_threads(), len(rows.ids), len(rows.wanted), len(rows.pieces), rows.tables.shape[1]),
             *(x.data_ptr() for x in (rows.ids, rows.positions, rows.places, rows.wanted, rows.pieces, rows.tables)),
             *(ctypes.addressof(addresses), broken.data_ptr(), most(torch.float32)),
+            *((0, None) if rows.spans is None else (len(rows.spans), rows.spans.data_ptr())),
         )

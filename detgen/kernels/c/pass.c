@@ -12,6 +12,7 @@
 #include "pool.h"
 #include "rowwise.h"
 #include "score.h"
+#include "states.h"
 
 #define ROWS_A_TASK 4
 #define MANY_ROWS_A_TASK 32 /* where there are many: keys of neighbouring rows share what threads cannot write together */
@@ -103,6 +104,8 @@ static int64_t tasks_of(const Step *s, const Run *run) {
     if (s->kind == EXPERT_LINEAR) return run->progress[s - run->program->steps].total;
     if (s->kind == SORT) return 1;
     if (s->kind == ATTEND) return run->progress[s - run->program->steps].attend.total;
+    if (s->kind == CONVOLVE) return pass->spans * blocks_of_channels(&s->convolve);
+    if (s->kind == DELTA_RULE) return pass->spans * s->delta_rule.heads * blocks_of_values(&s->delta_rule);
     if (s->kind == LINEAR) return blocks_of_rows(rows) * shares_of(&s->linear, run, rows);
     if (s->kind == SCORED_LINEAR) return blocks_of_rows(rows) * blocks_of(&s->scored_linear);
     const int64_t each = rows_a_task(rows, pass->threads);
@@ -333,6 +336,21 @@ static void task_of(const Step *s, const Run *run, int64_t task, float *scratch)
         attend_task(a, pass, run->progress[s - run->program->steps].attend, task, at);
         break;
     }
+    case CONVOLVE: {
+        const Convolve *c = &s->convolve;
+        const RowsOf x = {row_at(run, c->x, 0), stride_of(run, c->x)}, to = {row_at(run, c->to, 0), stride_of(run, c->to)};
+        convolve_task(c, pass, task, x, to);
+        break;
+    }
+    case DELTA_RULE: {
+        const DeltaRule *d = &s->delta_rule;
+        const DeltaMemory at = {{row_at(run, d->qkv, 0), stride_of(run, d->qkv)},
+                                {row_at(run, d->decay, 0), stride_of(run, d->decay)},
+                                {row_at(run, d->strength, 0), stride_of(run, d->strength)},
+                                {row_at(run, d->to, 0), stride_of(run, d->to)}, scratch};
+        delta_task(d, pass, task, at);
+        break;
+    }
     default: {
         const int64_t each = rows_a_task(rows, pass->threads), end = (task + 1) * each;
         for (int64_t row = task * each; row < (end < rows ? end : rows); row++) row_task(s, run, row);
@@ -400,6 +418,7 @@ static Sizes sizes_of(const Program *program, const Pass *pass) {
         if (s->kind == EXPERT_LINEAR) AT_LEAST(room, ROW_BLOCK * (2 * PANEL + s->expert_linear.weight.inputs));
         if (s->kind == SORT) AT_LEAST(experts, s->sort.experts);
         if (s->kind == SORT) AT_LEAST(picks, s->sort.routes.width / 2);
+        if (s->kind == DELTA_RULE) AT_LEAST(room, s->delta_rule.size * VALUES_A_TASK);
         if (s->kind != ATTEND) continue;
         AT_LEAST(room, attend_room(&s->attend));
         if (before && alike(before, &s->attend)) continue;

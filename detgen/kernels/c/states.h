@@ -1,0 +1,155 @@
+/* Layers that keep a state of each sequence: see detgen/program/states.py. A task has some columns of one sequence, and
+ * nobody else reads or writes what it keeps of them. */
+
+#ifndef DETGEN_STATES
+#define DETGEN_STATES
+
+#include "layout.h"
+#include "rowwise.h"
+#include "score.h"
+
+#define CHANNELS_A_TASK 256
+#define VALUES_A_TASK 64 /* columns of a state, of which those of a task stay in the first cache */
+#define VECTORS (VALUES_A_TASK / LANES)
+
+typedef struct {
+    float *at;
+    int64_t apart;
+} RowsOf;
+
+INLINE int64_t blocks_of_channels(const Convolve *s) { return (s->x.width + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK; }
+INLINE int64_t blocks_of_values(const DeltaRule *s) { return (s->values + VALUES_A_TASK - 1) / VALUES_A_TASK; }
+
+static void convolve_task(const Convolve *s, const Pass *pass, int64_t task, RowsOf x, RowsOf to) {
+    const int64_t blocks = blocks_of_channels(s), width = s->x.width, first = task % blocks * CHANNELS_A_TASK;
+    const int64_t end = width - first < CHANNELS_A_TASK ? width : first + CHANNELS_A_TASK;
+    const Span span = pass->span[task / blocks];
+    float *kept = (float *)s->kept + span.slot * s->ring * width;
+    for (int64_t row = 0; row < span.tokens; row++)
+        for (int64_t c = first; c < end; c += LANES) {
+            const int64_t n = end - c;
+            vec y = all(0.0f);
+            for (int64_t tap = 0; tap < s->taps; tap++) {
+                const int64_t from = row - s->taps + 1 + tap, position = span.start + from;
+                const float *seen = from >= 0       ? x.at + (span.row + from) * x.apart
+                                    : position >= 0 ? kept + position % s->ring * width
+                                                    : 0;
+                const vec v = seen ? load_some(seen + c, n) : all(0.0f);
+                y = fma3(load_some(s->weight + tap * width + c, n), v, y);
+            }
+            if (s->bias) y = add(y, load_some(s->bias + c, n));
+            store_some(to.at + (span.row + row) * to.apart + c, activated(s->activation, y), n);
+        }
+    for (int64_t row = span.tokens > s->ring ? span.tokens - s->ring : 0; row < span.tokens; row++)
+        memcpy(kept + (span.start + row) % s->ring * width + first, x.at + (span.row + row) * x.apart + first,
+               sizeof(float) * (end - first));
+}
+
+/* log(1 + e^x), the logarithm in float64. */
+static float softplus(float x) {
+    float e[LANES];
+    store(e, exponential(all(-fabsf(x))));
+    return (x < 0 ? 0.0f : x) + (e[0] == e[0] ? (float)logarithm(1 + (double)e[0]) : e[0]);
+}
+
+static float first_of(vec v) {
+    float lanes[LANES];
+    store(lanes, v);
+    return lanes[0];
+}
+
+typedef struct {
+    RowsOf qkv, decay, strength, to;
+    float *state; /* [size, VALUES_A_TASK] */
+} DeltaMemory;
+
+/* What a row adds to a state. */
+typedef struct {
+    const float *key;
+    vec value[VECTORS];
+    float decay, strength;
+} Added;
+
+/* Some values, zeros behind them. */
+INLINE void load_values(vec *to, const float *x, int64_t n) {
+    for (int j = 0; j < VECTORS; j++) to[j] = n > j * LANES ? load_some(x + j * LANES, n - j * LANES) : all(0.0f);
+}
+
+INLINE void move_on(float *state, int64_t size, const Added *row) {
+    vec sums[VECTORS];
+    const vec decay = all(row->decay), strength = all(row->strength);
+    for (int j = 0; j < VECTORS; j++) sums[j] = all(0.0f);
+    for (int64_t i = 0; i < size; i++) {
+        const vec key = all(row->key[i]);
+        for (int j = 0; j < VECTORS; j++) {
+            float *at = state + i * VALUES_A_TASK + j * LANES;
+            const vec left = mul(load(at), decay);
+            store(at, left);
+            sums[j] = fma3(left, key, sums[j]);
+        }
+    }
+    for (int j = 0; j < VECTORS; j++) sums[j] = mul(sub(row->value[j], sums[j]), strength);
+    for (int64_t i = 0; i < size; i++) {
+        const vec key = all(row->key[i]);
+        for (int j = 0; j < VECTORS; j++) {
+            float *at = state + i * VALUES_A_TASK + j * LANES;
+            store(at, fma3(key, sums[j], load(at)));
+        }
+    }
+}
+
+INLINE void ask(const float *state, int64_t size, const float *query, float *to, int64_t n) {
+    vec sums[VECTORS];
+    for (int j = 0; j < VECTORS; j++) sums[j] = all(0.0f);
+    for (int64_t i = 0; i < size; i++) {
+        const vec entry = all(query[i]);
+        for (int j = 0; j < VECTORS; j++) sums[j] = fma3(load(state + i * VALUES_A_TASK + j * LANES), entry, sums[j]);
+    }
+    for (int j = 0; j < VECTORS && j * LANES < n; j++) store_some(to + j * LANES, sums[j], n - j * LANES);
+}
+
+/* Some columns of the state of a head. */
+static void delta_task(const DeltaRule *s, const Pass *pass, int64_t task, DeltaMemory at) {
+    const int64_t blocks = blocks_of_values(s), first = task % blocks * VALUES_A_TASK, head = task / blocks % s->heads;
+    const int64_t n = s->values - first < VALUES_A_TASK ? s->values - first : VALUES_A_TASK;
+    const int64_t share = s->heads / s->key_heads, keys = s->key_heads * s->size, values = s->heads * s->values;
+    const int64_t own_key = head / share * s->size, own_value = head * s->values + first, width = keys + values + 2 * s->heads;
+    const Span span = pass->span[task / blocks / s->heads];
+    float *kept = (float *)s->kept + span.slot * s->ring * width;
+    float *stored = (float *)s->state + (span.slot * s->heads + head) * s->size * s->values + first;
+    memset(at.state, 0, sizeof(float) * s->size * VALUES_A_TASK);
+    if (span.base)
+        for (int64_t i = 0; i < s->size; i++)
+            memcpy(at.state + i * VALUES_A_TASK, stored + i * s->values, sizeof(float) * n);
+    Added row;
+    for (int64_t position = span.base; position < span.start; position++) {
+        const float *of = kept + position % s->ring * width, *gates = of + keys + values;
+        row.key = of + own_key, row.decay = gates[head], row.strength = gates[s->heads + head];
+        load_values(row.value, of + keys + own_value, n);
+        move_on(at.state, s->size, &row);
+    }
+    for (int64_t r = 0; r <= span.tokens; r++) {
+        const int64_t position = span.start + r;
+        if (position == span.certain)
+            for (int64_t i = 0; i < s->size; i++)
+                memcpy(stored + i * s->values, at.state + i * VALUES_A_TASK, sizeof(float) * n);
+        if (r == span.tokens) break;
+        const float *x = at.qkv.at + (span.row + r) * at.qkv.apart, *value = x + 2 * keys + own_value;
+        const float decay = at.decay.at[(span.row + r) * at.decay.apart + head];
+        const float strength = at.strength.at[(span.row + r) * at.strength.apart + head];
+        row.key = x + keys + own_key;
+        row.decay = first_of(exponential(all(softplus(decay + s->bias[head]) * s->rates[head])));
+        row.strength = first_of(sigmoid(all(strength)));
+        load_values(row.value, value, n);
+        move_on(at.state, s->size, &row);
+        ask(at.state, s->size, x + own_key, at.to.at + (span.row + r) * at.to.apart + own_value, n);
+        if (position < span.certain) continue;
+        float *to = kept + position % s->ring * width, *gates = to + keys + values;
+        memcpy(to + keys + own_value, value, sizeof(float) * n);
+        if (first) continue;
+        gates[head] = row.decay, gates[s->heads + head] = row.strength;
+        if (head % share == 0) memcpy(to + own_key, row.key, sizeof(float) * s->size);
+    }
+}
+
+#endif

@@ -1,0 +1,105 @@
+"""The steps of layers that keep a state of each sequence: a short convolution, and the gated delta rule.
+
+A state that is kept belongs to a position: it is what the tokens before that position make of it. The rows of a pass
+are computed from it, and only those that are certain move it on. Of the others, what they would add is kept, in a ring
+of positions, for the pass that knows which of them were right. So rolling back copies nothing: the next pass begins at
+another position. `Rows.spans` says what a pass is told of each sequence.
+
+setup.py reads this module: it imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from detgen.program.operands import Activation, Buffer, Entries, Floats, Step, of_linear, shaped, wide
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Convolve(Step):
+    """A convolution of each channel over a row and those before it in its sequence.
+
+    Attributes:
+        x: is read.
+        to: takes the results; another buffer.
+        weight: [taps, channels], that of the row itself last.
+        bias: [channels]; None for none.
+        activation: of the results.
+        taps: rows that a result is made of, at least 1.
+        ring: positions of a sequence that are kept, at least `taps` and the rows of a span that are not certain.
+        kept: [slots, ring, channels], rows of x by position modulo `ring`.
+    """
+
+    x: Buffer
+    to: Buffer
+    weight: Floats
+    bias: Floats | None = None
+    activation: Activation = Activation.NONE
+    taps: int
+    ring: int
+    kept: Entries
+
+    def _faults(self) -> Iterator[str]:
+        yield from wide(self.to, self.x.width)
+        yield from of_linear(self.activation)
+        yield from shaped("weight", self.weight, (self.taps, self.x.width))
+        yield from shaped("bias", self.bias, (self.x.width,))
+        yield from shaped("kept", self.kept, (None, self.ring, self.x.width))
+        if not 1 <= self.taps <= self.ring:
+            yield f"{self.taps} taps, of a ring of {self.ring} positions"
+        if self.x == self.to:
+            yield f"writes {self.to} while later rows read it"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeltaRule(Step):
+    """The gated delta rule (Yang et al., arXiv 2412.06464), one row after the other.
+
+    Attributes:
+        qkv: queries and keys, [key_heads, size] each, and values, [heads, values], one behind the other.
+        decay: [heads]; softplus(decay + bias) * rates is the logarithm of what is left of a state.
+        strength: [heads]; its sigmoid is the share of a correction that is made.
+        to: takes the results, [heads, values] of a row.
+        rates: [heads], not above 0.
+        bias: [heads].
+        heads: states of a layer; as many that follow each other share a key.
+        key_heads: queries and keys.
+        size: entries of a key.
+        values: entries of a value.
+        ring: positions of a sequence whose inputs are kept: at least those from its state to the last row of a span
+            with rows that are not certain, and those from its state to the first row of any.
+        state: [slots, heads, size, values].
+        kept: [slots, ring, key_heads * size + heads * values + 2 * heads]: keys, values, decays and strengths of rows
+            that were not certain, by position modulo `ring`.
+    """
+
+    qkv: Buffer
+    decay: Buffer
+    strength: Buffer
+    to: Buffer
+    rates: Floats
+    bias: Floats
+    heads: int
+    key_heads: int
+    size: int
+    values: int
+    ring: int
+    state: Entries
+    kept: Entries
+
+    def _faults(self) -> Iterator[str]:
+        if self.key_heads < 1 or self.heads % self.key_heads:
+            yield f"{self.heads} heads cannot share {self.key_heads} keys"
+        keys, values = self.key_heads * self.size, self.heads * self.values
+        yield from wide(self.qkv, 2 * keys + values)
+        for gate in (self.decay, self.strength):
+            yield from wide(gate, self.heads)
+        yield from wide(self.to, values)
+        yield from shaped("rates", self.rates, (self.heads,))
+        yield from shaped("bias", self.bias, (self.heads,))
+        yield from shaped("state", self.state, (None, self.heads, self.size, self.values))
+        yield from shaped("kept", self.kept, (None, self.ring, keys + values + 2 * self.heads))
+
+
+STATEFUL = (Convolve, DeltaRule)
