@@ -1,0 +1,129 @@
+"""Layers that keep states: what transformers computes, and the same bits in any passes, with rejections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers.steps import numbers
+from helpers.threads import using
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+from detgen.kernels.bits import same_bits
+from detgen.kernels.c.library import BUILDS, Runner, build
+from detgen.program.interpreter import Interpreter
+from detgen.program.operands import Activation, Buffer, Into
+from detgen.program.program import Program
+from detgen.program.rows import Rows
+from detgen.program.states import Convolve, DeltaRule
+from detgen.program.steps import Norm
+
+LIBRARIES = {name: library for name in BUILDS if (library := build(name)) is not None}
+KEYS, HEADS, SIZE, VALUES, TAPS, RING, LENGTH = 2, 4, 20, 70, 4, 12, 24
+WIDTH = 2 * KEYS * SIZE + HEADS * VALUES
+X, MIXED, TO = Buffer("x", WIDTH), Buffer("mixed", WIDTH), Buffer("to", HEADS * VALUES)
+DECAY, STRENGTH = Buffer("decay", HEADS), Buffer("strength", HEADS)
+WEIGHT, RATES, BIAS = numbers(1, TAPS, WIDTH) / 2, -numbers(2, HEADS).abs(), numbers(3, HEADS)
+GIVEN = {X: numbers(4, LENGTH, WIDTH), DECAY: numbers(5, LENGTH, HEADS), STRENGTH: numbers(6, LENGTH, HEADS)}
+
+
+def _program() -> Program:
+    """A convolution and a delta rule with queries and keys of length 1, of two slots in which others left something."""
+    made, keys = Program(X, DECAY, STRENGTH), KEYS * SIZE
+    silu: dict[str, Any] = {"activation": Activation.SILU, "taps": TAPS, "ring": RING}
+    made.add(Convolve(name="convolved", x=X, to=MIXED, weight=WEIGHT, kept=numbers(7, 2, RING, WIDTH), **silu))
+    for at, scale in ((0, 1 / SIZE), (keys, SIZE**-0.5)):
+        shape: dict[str, Any] = {"at": at, "vectors": KEYS, "size": SIZE, "weight": torch.full((SIZE,), scale)}
+        made.add(Norm(name="normed", x=MIXED, to=Into(MIXED), epsilon=1e-6 / SIZE, centred=False, **shape))
+    kept: dict[str, Any] = {
+        "state": numbers(8, 2, HEADS, SIZE, VALUES),
+        "kept": numbers(9, 2, RING, keys + HEADS * VALUES + 2 * HEADS),
+    }
+    sizes: dict[str, Any] = {"heads": HEADS, "key_heads": KEYS, "size": SIZE, "values": VALUES, "ring": RING}
+    gates: dict[str, Any] = {"decay": DECAY, "strength": STRENGTH, "rates": RATES, "bias": BIAS}
+    made.add(DeltaRule(name="ruled", qkv=MIXED, to=TO, **gates, **sizes, **kept))
+    return made
+
+
+def _pass(run: Interpreter | Runner, given: dict[Buffer, torch.Tensor], spans: list[list[int]]) -> torch.Tensor:
+    count = len(given[X])
+    along, out = torch.arange(count), torch.empty(count, TO.width)
+    none = torch.zeros(0, 4, dtype=torch.int64)
+    run.run(Rows(along, along, along, along[:0], none, none, torch.tensor(spans)), given | {TO: out})
+    return out
+
+
+def _whole(run: Interpreter | Runner) -> torch.Tensor:
+    return _pass(run, GIVEN, [[0, 0, 0, LENGTH, 0, LENGTH]])
+
+
+def test_it_is_what_transformers_computes() -> None:
+    """Its own code in float64 is as far away as float32 is."""
+    x, decay, strength = (GIVEN[b].double() for b in (X, DECAY, STRENGTH))
+    mixed = qwen.causal_conv1d_fn(x.t()[None], WEIGHT.t().double(), activation="silu")[0].t()
+    q, k, v = mixed.split([KEYS * SIZE, KEYS * SIZE, HEADS * VALUES], 1)
+    want, _ = qwen.torch_recurrent_gated_delta_rule(
+        *(x.view(1, LENGTH, KEYS, SIZE) for x in (q, k)),
+        v.view(1, LENGTH, HEADS, VALUES),
+        g=(RATES.double() * torch.nn.functional.softplus(decay + BIAS.double()))[None],
+        beta=strength.sigmoid()[None],
+        use_qk_l2norm_in_kernel=True,
+    )
+    want = want.reshape(LENGTH, -1).float()
+    found = _whole(Interpreter(_program()))
+    assert (found - want).abs().max() < 1e-5 * want.abs().max()
+
+
+@st.composite
+def _cut(draw: st.DrawFn) -> list[tuple[int, int, int, int, int]]:
+    made, base, start = [], 0, 0
+    while start < LENGTH:
+        right = min(draw(st.integers(1, 9)), LENGTH - start)
+        drafted = right <= 4 and start - base <= 4
+        wrong = draw(st.integers(0, 3)) if drafted else 0
+        certain = start + draw(st.integers(0, 1)) if drafted else start + right  # of a draft, its first row or none
+        made.append((base, start, right, wrong, certain))
+        base, start = certain, start + right
+    return made
+
+
+@settings(max_examples=25, deadline=None)
+@given(rounds=_cut(), threads=st.integers(1, 3))
+def test_rows_have_the_same_bits_in_any_passes(rounds: list[tuple[int, int, int, int, int]], threads: int) -> None:
+    """Of windows with wrong drafts behind the right ones, beside a neighbour, in every build."""
+    want = _whole(Interpreter(_program()))
+    runs: list[Interpreter | Runner] = [Runner(library, _program()) for library in LIBRARIES.values()]
+    for run in [Interpreter(_program()), *runs]:
+        with using(threads):
+            assert all(same_bits(*pair) for pair in _results(run, rounds, want))
+
+
+def _results(
+    run: Interpreter | Runner, rounds: list[tuple[int, int, int, int, int]], want: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for base, start, right, wrong, certain in rounds:
+        other, count = 2, right + wrong
+        given = {
+            b: torch.cat(
+                [numbers(start + 30, other, b.width), x[start : start + right], numbers(start + 60, wrong, b.width)]
+            )
+            for b, x in GIVEN.items()
+        }
+        spans = [[0, 0, 0, other, 0, other], [1, other, start, count, base, certain]]
+        yield _pass(run, given, spans)[other : other + right], want[start : start + right]
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_state_that_is_not_rolled_back_is_found(name: str) -> None:
+    """A pass that takes a row for certain which was wrong gives other bits afterwards."""
+    want = _whole(Interpreter(_program()))
+    sound = [(0, 0, 2, 1, 1), (1, 2, 1, 0, 3)]
+    broken = [(0, 0, 2, 1, 3), (3, 2, 1, 0, 3)]  # the wrong row has moved the state on
+    assert all(same_bits(*pair) for pair in _results(Runner(LIBRARIES[name], _program()), sound, want))
+    first, second = _results(Runner(LIBRARIES[name], _program()), broken, want)
+    assert same_bits(*first)
+    assert not same_bits(*second)
