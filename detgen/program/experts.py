@@ -52,6 +52,8 @@ class Route(Step):
 
     def _faults(self) -> Iterator[str]:
         picks = self.to.width // 2
+        if self.to.width % 2 or not 1 <= picks <= min(self.x.width, MOST_PICKS):
+            yield f"{self.to} holds no routes to some of {self.x.width} experts, {MOST_PICKS} at most"
         yield from shaped("correction", self.correction, (self.x.width,))
         if self.x.width > MOST_EXPERTS:
             yield f"{self.x} has more than {MOST_EXPERTS} experts"
@@ -61,8 +63,6 @@ class Route(Step):
             yield f"{self.best_groups} of {self.groups} groups by {self.of_group} of {self.x.width} experts"
         elif self.x.width // self.groups * self.best_groups < picks or self.x.width // self.groups < self.of_group:
             yield f"groups of {self.x.width // self.groups} experts are too small"
-        if self.to.width % 2 or not 1 <= picks <= min(self.x.width, MOST_PICKS):
-            yield f"{self.to} holds no routes to some of {self.x.width} experts, {MOST_PICKS} at most"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -35,7 +35,7 @@ def test_a_drafter_of_ones_own(engines: Callable[..., Engine]) -> None:
     given: list[Any] = []
     engine = base.with_settings(drafter=lambda named: given.append(sorted(named)) or Adversary(), draft_tokens=5)
     done = engine.generate(PROMPTS, max_tokens=8)
-    assert given == [["auto", "model", "ngram", "none", "self"]]
+    assert given == [["auto", "grammar", "model", "ngram", "none", "self"]]
     assert [c.token_ids for c in done] == [c.token_ids for c in base.generate(PROMPTS, max_tokens=8)]
     wrong = engine.stats.drafters["adversary"]
     assert wrong.rolled_back > wrong.drafted / 2

@@ -273,9 +273,10 @@ def test_a_stopped_runs_store(stopped: Path, engine: Engine) -> None:
     assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
 
     def attempt(change: Callable[[Completion], Completion]) -> AuditResult:
-        """Change the first sample, and renew its digest."""
+        """Change the sample that was there first, whose lines are written, and renew its digest."""
         with sqlite3.connect(stopped / STORE) as db:
-            entry, key, value = db.execute("SELECT id, key, value FROM entries JOIN packed USING (id)").fetchone()
+            rows = db.execute("SELECT id, key, value FROM entries JOIN packed USING (id) ORDER BY id")
+            entry, key, value = rows.fetchone()
             asked = Request(0, 0, prompt="")
             found = unpacked(value[16:], asked, 0)
             assert isinstance(found, Completion)
