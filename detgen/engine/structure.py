@@ -31,7 +31,7 @@ class Structures:
     """Compiles what requests ask for, each structure once.
 
     Args:
-        tokenizer: the target's, of transformers.
+        tokenizer: the target's, see `LoadedModel`.
         model: what errors call the target.
         vocabulary: entries of its logits.
         eos: its end-of-sequence tokens.
@@ -90,12 +90,19 @@ class Structures:
     def _llguidance(self, name: str) -> Any:
         """The tokenizer as llguidance has it."""
         if self._own is None:
-            from llguidance.hf import from_tokenizer
+            from llguidance import LLTokenizer
+            from tokenizers import Tokenizer
 
             if not self._eos:
                 raise RequestError(f"{name} needs a model with an end-of-sequence token, and {self._model} has none")
+            backend = getattr(self._tokenizer, "backend_tokenizer", None)
+            if not isinstance(backend, Tokenizer):
+                raise RequestError(f"{name} needs a tokenizer of the library tokenizers, and {self._model} has another")
+            whole = Tokenizer.from_str(backend.to_str())  # transformers' own may stay cut off and padded
+            whole.no_truncation()
+            whole.no_padding()
             try:
-                self._own = from_tokenizer(self._tokenizer, self._vocabulary, sorted(self._eos))
+                self._own = LLTokenizer(whole.to_str(), n_vocab=self._vocabulary, eos_token=sorted(self._eos))
             except Exception as error:  # whatever it does not know
                 raise RequestError(
                     f"{name} cannot be with the tokenizer of {self._model}: {_line(str(error))}"

@@ -214,3 +214,15 @@ def test_the_configuration_is_that_of_the_whole_model() -> None:
     model: Any = AutoModelForCausalLM.from_config(DESCRIBED["llama"]())
     model.config.get_text_config = lambda: None
     assert skeleton_of(model) is None
+
+
+def test_forms_of_texts_know_a_kept_tokenizer(loaded: list[LoadedModel], folder: Path) -> None:
+    """They are compiled for it, to the same texts."""
+    texts = []
+    for _ in range(2):
+        (done,) = engine(folder).generate(["x = "], guided_regex="[0-9]{3,9}", max_tokens=8)
+        assert done.error is None
+        texts.append(done.text)
+    assert kept(loaded)
+    assert texts[0] == texts[1]
+    assert texts[0].isdigit()
