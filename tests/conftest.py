@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads starve each other where cores are shared
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", os.path.expanduser("~/.cache/zig"))
 os.environ["XDG_CACHE_HOME"] = os.devnull  # no folder: a test finds nothing that another one, or a user, has kept
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # where no GPU is, Triton's kernels run in its interpreter

@@ -6,7 +6,6 @@ import torch
 
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.program.program import Program
-from detgen.program.rows import Rows
 from gpu.ceilings import roof
 from gpu.notebook import Asked, Notebook
 from gpu.steps import made, on, rows_of
@@ -25,7 +24,7 @@ def measure(book: Notebook, asked: Asked) -> None:
         step = on(asked.device, one.step)
         for count in (2,) if asked.tiny else _ROWS:
             with book.part(f"{one.name}, {count} rows"):
-                rows = Rows(*(x.to(asked.device) for x in rows_of(count, positions)))
+                rows = rows_of(count, positions).to(asked.device)
                 given = {b: torch.randn(count, b.width, device=asked.device) for b in {*step.reads, step.writes}}
                 program = Program(*given)
                 program.add(step)

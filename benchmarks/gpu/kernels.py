@@ -9,7 +9,6 @@ from detgen.kernels.c.library import Runner, best_build
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.program.operands import Step
 from detgen.program.program import Program
-from detgen.program.rows import Rows
 from gpu.notebook import Asked, Notebook
 from gpu.steps import Made, made, on, rows_of
 
@@ -30,7 +29,7 @@ def compare(book: Notebook, one: Made, count: int, positions: int, device: str) 
     buffers = {b: torch.randn(count, b.width, generator=maker).abs() for b in {*one.step.reads, one.step.writes}}
     moved = on(device, one.step)
     theirs = {b: x.clone().to(device) for b, x in buffers.items()}
-    TritonRunner(_program(moved, theirs)).run(Rows(*(x.to(device) for x in rows)), theirs)
+    TritonRunner(_program(moved, theirs)).run(rows.to(device), theirs)
     library = best_build()
     assert library is not None, "the compiled library is missing"
     Runner(library, _program(one.step, buffers)).run(rows, buffers)

@@ -35,3 +35,8 @@ class Rows(NamedTuple):
     tables: torch.Tensor
     pieces: torch.Tensor
     spans: torch.Tensor | None = None
+
+    def to(self, device: torch.device | str) -> Rows:
+        """The same on a device."""
+        there = {name: x.to(device) for name, x in self._asdict().items() if x is not None}
+        return Rows(**there)

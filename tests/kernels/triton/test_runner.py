@@ -82,7 +82,7 @@ def both(
         other.add(moved)
     theirs = {b: x.clone().to(device) for b, x in buffers.items()}
     broken = Interpreter(program).run(rows, buffers)
-    found = TritonRunner(other).run(Rows(*(x.to(device) for x in rows)), theirs)
+    found = TritonRunner(other).run(rows.to(device), theirs)
     assert found.bool().cpu().equal(broken)
     return {buffer: (theirs[buffer].cpu(), x) for buffer, x in buffers.items()}
 
@@ -382,7 +382,7 @@ def test_rotation(
         assert isinstance(moved, steps.Rotate)
         program.add(moved)
         if kept:
-            broken = TritonRunner(program).run(Rows(*(r.to(device) for r in rows)), given).bool().cpu()
+            broken = TritonRunner(program).run(rows.to(device), given).bool().cpu()
         else:
             broken = Interpreter(program).run(rows, given)
         kept.append((given[qkv].cpu(), moved.cache.keys.cpu(), moved.cache.kept.cpu(), broken))
@@ -587,7 +587,7 @@ def test_routes_of_what_is_no_number(device: str) -> None:
     program = Program(x, routes)
     program.add(Route(name="routes", x=x, to=routes, normalized=True))
     given = {x: torch.full((1, 6), torch.nan, device=device), routes: torch.full((1, 4), -7.0, device=device)}
-    TritonRunner(program).run(Rows(*(t.to(device) for t in rows_of(1))), given)
+    TritonRunner(program).run(rows_of(1).to(device), given)
     assert given[routes][0, ::2].tolist() == [0, 1]
     assert given[routes][0, 1::2].isnan().all()
 
