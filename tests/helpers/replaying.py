@@ -48,7 +48,7 @@ class Arm:
             (ctypes.addressof(x), ctypes.sizeof(x), x) for x in (program, task, steps, widths, addresses)
         ]
         held = {t.data_ptr(): t for step in runner.program.steps for t in tensors_of(step)}
-        held |= {t.data_ptr(): t for t in (*rows, *given.values(), *kept, broken) if t.numel()}
+        held |= {t.data_ptr(): t for t in (*rows, *given.values(), *kept, broken) if t is not None and t.numel()}
         regions += [(a, t.untyped_storage().nbytes() - t.storage_offset() * t.itemsize, t) for a, t in held.items()]
         pointers = [*pointers_of(program), *pointers_of(task)]
         pointers += [ctypes.addressof(addresses) + 8 * i for i in range(len(addresses))]
