@@ -138,12 +138,12 @@ class AutoDrafter(Drafter):
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
-        forced = [Draft(seq.forced(n), "grammar") for seq, n in zip(seqs, lengths, strict=True)]
-        self._forced = any(draft.tokens for draft in forced)
+        forced = [seq.forced(n) for seq, n in zip(seqs, lengths, strict=True)]
+        self._forced = any(forced)
         if not self._forced:
             return self._drafted(seqs, lengths)
-        lengths = [0 if draft.tokens else n for draft, n in zip(forced, lengths, strict=True)]
-        return [own if own.tokens else draft for own, draft in zip(forced, self._drafted(seqs, lengths), strict=True)]
+        drafts = self._drafted(seqs, [0 if own else n for own, n in zip(forced, lengths, strict=True)])
+        return [Draft(own, "grammar") if own else draft for own, draft in zip(forced, drafts, strict=True)]
 
     def _drafted(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """What the best of the drafters drafts."""
