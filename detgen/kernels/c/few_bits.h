@@ -126,14 +126,18 @@ INLINE codes_reg codes_of(const Kind kind, const uint8_t *quad, int c, const uin
 /* Steps of some groups, times their units if they have any, as floats. */
 INLINE void scale_floats(
     const int storage, const char *steps, const uint16_t *units, int64_t of_unit, int64_t groups, float *to) {
-    for (int c = 0; c < PANEL; c += WIDTH)
-        for (int64_t g = 0; g < groups; g++) {
-            const int64_t at = g * PANEL + c;
-            reg x;
-            if (storage == BYTE) x = reg_steps((const int8_t *)steps + at) * reg_half(units + g / of_unit * PANEL + c);
-            else x = weights(storage, steps, (int)at, 0);
-            reg_store(to + at, x);
+    for (int64_t first = 0; first < groups; first += of_unit, units += PANEL) {
+        const int64_t end = first + of_unit < groups ? first + of_unit : groups;
+        for (int c = 0; c < PANEL; c += WIDTH) {
+            const reg unit = storage == BYTE ? reg_half(units + c) : reg_all(1.0f);
+            for (int64_t at = first * PANEL + c; at < end * PANEL; at += PANEL) {
+                reg x;
+                if (storage == BYTE) x = reg_steps((const int8_t *)steps + at) * unit;
+                else x = weights(storage, steps, (int)at, 0);
+                reg_store(to + at, x);
+            }
         }
+    }
 }
 
 /* Scales or minima of a stretch that begins `at` inputs from a panel's first, counted over the panels before, too. */
@@ -145,8 +149,8 @@ static const float *floats_of(
     if (scales->storage == BYTE)
         scale_floats(BYTE, (const char *)steps + first, (const uint16_t *)units + at / UNIT * PANEL,
                      UNIT / scales->group, groups, room);
-    else if (scales->storage == HALF) scale_floats(HALF, (const char *)steps + 2 * first, 0, 1, groups, room);
-    else scale_floats(BFLOAT, (const char *)steps + 2 * first, 0, 1, groups, room);
+    else if (scales->storage == HALF) scale_floats(HALF, (const char *)steps + 2 * first, 0, groups, groups, room);
+    else scale_floats(BFLOAT, (const char *)steps + 2 * first, 0, groups, groups, room);
     return room;
 }
 
