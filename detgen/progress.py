@@ -17,6 +17,8 @@ class Progress:
         seconds: time passed.
         left: seconds left; None if that cannot be told.
         figures: what else there is to say, in words, the most important first.
+        tokens: generated or scored tokens; None where there are none to count.
+        tokens_per_second: of them.
     """
 
     done: int
@@ -25,6 +27,8 @@ class Progress:
     seconds: float
     left: float | None = None
     figures: tuple[str, ...] = ()
+    tokens: int | None = None
+    tokens_per_second: float | None = None
 
 
 class Observer(Protocol):

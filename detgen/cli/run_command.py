@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from detgen.cli.answering import writable
 from detgen.cli.declared import DONE, FAILED, INTERRUPTED, command, epilog
 from detgen.cli.quick import ReaderLeftError, quick, to_standard_output
 from detgen.run import RunConfig, RunSummary, ScoreConfig
 
 if TYPE_CHECKING:
+    from detgen.progress import Observer
     from detgen.show.progress_view import QuietDisplay
 
 RUN_EPILOG = epilog(
@@ -41,6 +44,18 @@ Strict = Annotated[
     ),
 ]
 
+Status = Annotated[
+    Path | None,
+    typer.Option(
+        "--status-file",
+        metavar="FILE",
+        callback=writable,
+        show_default=False,
+        rich_help_panel="Input and output",
+        help="Keep FILE up to date with how far the run is: a JSON object, for programs that poll it.",
+    ),
+]
+
 
 @command
 def run_command(
@@ -56,6 +71,7 @@ def run_command(
     ] = None,
     config: RunConfig,
     strict: Strict = False,
+    status_file: Status = None,
     display: QuietDisplay,
 ) -> int:
     """Generate text for every prompt of a file, or for prompts given here.
@@ -64,19 +80,28 @@ def run_command(
     A line that cannot be run becomes an error in the output; the rest run.
     """
     config, bare = quick(config, prompt or (), display.message)
-    return go(config, display, strict=strict, bare=bare)
+    return go(config, display, strict=strict, bare=bare, status_file=status_file)
 
 
 @command
-def score_command(config: ScoreConfig, strict: Strict = False, *, display: QuietDisplay) -> int:
+def score_command(
+    config: ScoreConfig, strict: Strict = False, status_file: Status = None, *, display: QuietDisplay
+) -> int:
     """Write the log-probabilities of given completions, or of whole texts, token by token and in sum.
 
     A line that cannot be scored becomes an error in the output; the rest are scored.
     """
-    return go(config, display, strict=strict)
+    return go(config, display, strict=strict, status_file=status_file)
 
 
-def go(config: RunConfig | ScoreConfig, display: QuietDisplay, *, strict: bool, bare: bool = False) -> int:
+def go(
+    config: RunConfig | ScoreConfig,
+    display: QuietDisplay,
+    *,
+    strict: bool,
+    bare: bool = False,
+    status_file: Path | None = None,
+) -> int:
     """Run or score, and show how it ended; the exit status.
 
     Args:
@@ -84,18 +109,17 @@ def go(config: RunConfig | ScoreConfig, display: QuietDisplay, *, strict: bool, 
         display: is told how it goes.
         strict: whether a single error is a failure.
         bare: whether texts are printed, and nothing kept.
+        status_file: is kept up to date meanwhile; None for no file.
     """
     kept = not bare and str(config.output) != "-"
     summary = None
     try:
         with display:
-            from detgen.run import run
-
             if kept:
-                summary = run(config, display)
+                summary = watched(config, display, status_file)
             else:
                 with to_standard_output(config, display, bare=bare) as (config, following):
-                    summary = run(config, following)
+                    summary = watched(config, following, status_file)
                     following.follow()
                     return conclude(summary, display, strict=strict, kept=False)
     except ReaderLeftError:
@@ -103,6 +127,19 @@ def go(config: RunConfig | ScoreConfig, display: QuietDisplay, *, strict: bool, 
     except KeyboardInterrupt:
         pass  # ends as an interruption of the generation does
     return conclude(summary, display, strict=strict, kept=kept)
+
+
+def watched(config: RunConfig | ScoreConfig, observer: Observer, status_file: Path | None) -> RunSummary:
+    """Run or score, and keep the status file up to date, if there is one."""
+    from detgen.run import run
+    from detgen.show.status_file import StatusFile
+
+    if status_file is None:
+        return run(config, observer)
+    with StatusFile(status_file, observer) as status:
+        summary = run(config, status)
+        status.end(summary.status)
+        return summary
 
 
 def conclude(summary: RunSummary | None, display: QuietDisplay, *, strict: bool, kept: bool) -> int:

@@ -12,6 +12,8 @@ from typing import Any
 from detgen.engine.engine_like import EngineLike
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score
+from detgen.engine.stats import EngineStats
+from detgen.engine.time_left import TimeLeft
 from detgen.interruption import ending_signals
 from detgen.outputs import Writer
 from detgen.progress import Observer, Progress
@@ -47,7 +49,8 @@ class Work:
         self._items = config.items(source, observer.message, engine.profile()["target"]["name"])
         self._name = source.name
         self._exhausted = False
-        self._recalled = 0
+        self._read = 0
+        self._time_left = TimeLeft()
         self._stopped = Event()
         self._started = time.monotonic()
         self._reported = -_REPORT_SECONDS
@@ -64,7 +67,9 @@ class Work:
             while not self._exhausted and not self._stopped.is_set():
                 # Ends with the input, or early where too many prompts wait for an earlier one.
                 for completions in self._stream(self._engine, self._requests()):
+                    self._time_left.spend(self._passed(), self._engine.stats)
                     for completion in completions:
+                        self._time_left.finish(completion)
                         self._writer.finish(self._placed(completion))
                     self._writer.flush()
                     self._report()
@@ -90,11 +95,11 @@ class Work:
             if item is None:
                 self._exhausted = True
                 return
+            self._read += 1
             if isinstance(item, BadLine):
                 self._writer.refuse(item)
-            elif (rest := self._rest(item)) is None:
-                self._recalled += 1
-            else:
+            elif (rest := self._rest(item)) is not None:
+                self._time_left.ask(rest, self._passed(), self._engine.stats)
                 yield rest
             self._report()
 
@@ -105,18 +110,21 @@ class Work:
             return request
         return replace(request, only=tuple(missing)) if missing else None
 
+    def _passed(self) -> float:
+        return time.monotonic() - self._started
+
     def _report(self, *, now: bool = False) -> None:
-        self.seconds = time.monotonic() - self._started
+        self.seconds = self._passed()
         if not now and self.seconds - self._reported < _REPORT_SECONDS:
             return
         self._reported = self.seconds
-        done, total = self._writer.done, self._total
-        pace = (done - self._recalled) / self.seconds  # recalled prompts took no time
-        left = (total - done) / pace if pace and total is not None and done < total else None
-        self._observer.progress(Progress(done, total, "prompts", self.seconds, left, tuple(self._figures())))
+        stats, total = self._engine.stats, self._total
+        left = self._time_left.left(None if total is None else max(0, total - self._read), stats.live)
+        figures = tuple(self._figures(stats))
+        tokens = stats.tokens, round(stats.tokens / self.seconds, 1)
+        self._observer.progress(Progress(self._writer.done, total, "prompts", self.seconds, left, figures, *tokens))
 
-    def _figures(self) -> Iterator[str]:
-        stats = self._engine.stats
+    def _figures(self, stats: EngineStats) -> Iterator[str]:
         counts = stats.drafters.total()
         yield f"{stats.tokens / self.seconds:,.0f} tokens/s"
         yield f"{stats.live} live"

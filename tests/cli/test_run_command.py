@@ -247,3 +247,18 @@ def test_a_run_that_nobody_looks_at_ends_as_any_other(tmp_path: Path, closed: st
 def test_quiet_shows_nothing(run_with: RunWith) -> None:
     result, _ = run_with("prompts.jsonl", "--quiet")
     assert result.output == ""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_status_file_says_how_a_run_ended(run_with: RunWith, tmp_path: Path, fails: bool) -> None:
+    path = tmp_path / "status.json"
+    outcome = RunError("no such file") if fails else SUMMARY
+    result, _ = run_with("prompts.jsonl", "--status-file", str(path), outcome=outcome)
+    assert result.exit_code == (2 if fails else 0), result.output
+    assert json.loads(path.read_text("utf-8"))["state"] == ("failed" if fails else "finished")
+
+
+def test_the_place_of_the_status_file_is_checked_first(run_with: RunWith, tmp_path: Path) -> None:
+    result, config = run_with("prompts.jsonl", "--status-file", str(tmp_path / "nowhere" / "status.json"))
+    assert (result.exit_code, config.prompts) == (2, "")
+    assert "there is no folder" in result.output
