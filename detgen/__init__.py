@@ -11,11 +11,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from detgen.engine import Engine
+    from detgen.engine import Engine as Engine
     from detgen.engine.config import EngineConfig
     from detgen.engine.request import Completion, Request
     from detgen.engine.score_requests import Score, ScoreRequest
-    from detgen.errors import EngineError, RequestError
+    from detgen.errors import EngineError, PromptsError, RequestError
+    from detgen.llm import LLM, Results
     from detgen.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -26,12 +27,14 @@ if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = "1000"
 
 __all__ = [
+    "LLM",
     "Completion",
-    "Engine",
     "EngineConfig",
     "EngineError",
+    "PromptsError",
     "Request",
     "RequestError",
+    "Results",
     "SamplingParams",
     "Score",
     "ScoreRequest",
@@ -39,12 +42,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "LLM": "detgen.llm",
     "Completion": "detgen.engine.request",
-    "Engine": "detgen.engine",
+    "Engine": "detgen.engine",  # below `LLM`: rounds and traces, for what belongs to detgen
     "EngineConfig": "detgen.engine.config",
     "EngineError": "detgen.errors",
     "Request": "detgen.engine.request",
+    "PromptsError": "detgen.errors",
     "RequestError": "detgen.errors",
+    "Results": "detgen.llm",
     "SamplingParams": "detgen.params",
     "Score": "detgen.engine.score_requests",
     "ScoreRequest": "detgen.engine.score_requests",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import hashlib
 import json
 import os
@@ -285,6 +286,18 @@ def test_the_listing_of_a_program_is_what_is_printed(demo_models: Any) -> None:
     for line in found[1].splitlines():
         wanted = " ".join(line.split()).removesuffix("...")
         assert any(other.startswith(wanted) for other in printed), line
+
+
+# What Python shows
+
+
+def test_the_examples_in_python_give_what_they_show() -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    test = doctest.DocTestParser().get_doctest(page, {}, "python.md", None, 0)
+    assert len(test.examples) > 12
+    told: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=told.append)
+    assert not told, "".join(told)
 
 
 # Worked examples

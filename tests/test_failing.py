@@ -32,12 +32,12 @@ class Crashing(FakeEngine):
     def stream(self, requests):
         yield next(super().stream(requests))
         raise {error}
-detgen.run.lifecycle._load_engine = Crashing
+detgen.run.lifecycle.load_engine = Crashing
 """
 NOTHING = """
 import detgen.run.lifecycle
 from helpers.fakes import FakeEngine
-detgen.run.lifecycle._load_engine = FakeEngine
+detgen.run.lifecycle.load_engine = FakeEngine
 """
 BROKEN_AUDIT = """
 import detgen.verify.replay.early

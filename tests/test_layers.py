@@ -24,7 +24,7 @@ ROOT = Path(detgen.__file__).parent
 
 # Top to bottom: a package may import those on the lines below its own.
 LAYERS = (
-    ("cli", "integrations"),
+    ("cli", "integrations", "llm"),
     ("show",),
     ("run", "verify", "export", "report", "bench"),
     ("cache", "workers"),
@@ -49,7 +49,7 @@ BASE = {
     "streams",
 }  # for everybody; they import nothing, but `params` the two before it
 # The package itself exports the public API, and `python -m detgen` starts the command line.
-ENDS = {"detgen": {"engine", "errors", "params"}, "__main__": {"cli", "failing", "interruption", "streams"}}
+ENDS = {"detgen": {"engine", "errors", "llm", "params"}, "__main__": {"cli", "failing", "interruption", "streams"}}
 
 PACKAGES = [name for layer in LAYERS for name in layer]
 MODULES = {

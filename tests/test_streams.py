@@ -19,7 +19,7 @@ CODE = f"""if True:
         def profile(self):
             os.write(2, b"what a library says")  # would end up in a file that had got the number
             return super().profile()
-    detgen.run.lifecycle._load_engine = Engine
+    detgen.run.lifecycle.load_engine = Engine
     from detgen.__main__ import main
     main()
 """

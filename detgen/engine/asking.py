@@ -32,19 +32,30 @@ def requests_of(
             have their own.
         TypeError: if there is no such parameter.
     """
+    return list(_requests(_several(prompts), params, sampling))
+
+
+def requests_from(
+    prompts: Prompt | Iterable[Prompt], params: SamplingParams | None, sampling: Mapping[str, Any]
+) -> Iterator[Request]:
+    """As `requests_of`, one after the other: prompts that are no sequence are read as far as requests are taken."""
+    given: Any = prompts
+    lazy = isinstance(given, Iterable) and not isinstance(given, Sequence | Mapping) and not hasattr(given, "tolist")
+    return _requests(given if lazy else _several(given), params, sampling)
+
+
+def _requests(prompts: Iterable[Any], params: SamplingParams | None, sampling: Mapping[str, Any]) -> Iterator[Request]:
     chosen = (params or SamplingParams()).with_(**sampling)
-    found: list[Request] = []
     known: set[int] = set()
-    for i, prompt in enumerate(_several(prompts)):
+    for i, prompt in enumerate(prompts):
         if isinstance(prompt, Request):
             if sampling or params is not None:
                 names = ", ".join(sampling) or "params"
                 raise RequestError(f"a Request has parameters of its own: set {names} there, Request(..., params=...)")
-            found.append((replace(prompt) if id(prompt) in known else prompt).numbered(i))
+            yield (replace(prompt) if id(prompt) in known else prompt).numbered(i)
             known.add(id(prompt))
         else:
-            found.append(request_of(i, prompt, chosen))
-    return found
+            yield request_of(i, prompt, chosen)
 
 
 def numbered(requests: Iterable[Any]) -> Iterator[Any]:

@@ -29,8 +29,8 @@ class Request:
     Exactly one of `prompt`, `messages` and `token_ids` is given.
 
     Attributes:
-        index: place in the input, from 0; outputs are written in this order. If none is given, `Engine` takes the place
-            among the requests of the call.
+        index: place in the input, from 0; outputs are written in this order. If none is given, it is the place among
+            the prompts of the call.
         id: the user's name for it; its index if none was given.
         prompt: text, tokenized with the tokenizer's special tokens.
         messages: a chat, rendered with the tokenizer's chat template.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +24,18 @@ from detgen.prompts import BadLine
 # The columns of all tables and the types of their values; a list is of values of one type. What a run does not have is
 # null, so tables of all runs can be put together. Ids may be numbers or texts, hence they are texts.
 COLUMNS = columns()
+# Those of scores.
+SCORE_COLUMNS: dict[str, str | list[str]] = {
+    **{"id": "string", "index": "int64", "sample": "int64", "prompt": "string", "completion": "string"},
+    **{"logprob": "float64", "is_greedy": "bool", "prompt_tokens": "int64", "completion_tokens": "int64"},
+    **{"error": "string", "metadata": "string", "token_ids": ["int64"], "logprobs": ["float64"]},
+}
 _CONTENTS = ("prompt", "messages", "prompt_token_ids")  # of a line with --echo
 
 
-def row_of(line: Line, item: Request | BadLine | None) -> dict[str, Any]:
+def row_of(
+    line: Line, item: Request | BadLine | None, columns: Mapping[str, str | list[str]] = COLUMNS
+) -> dict[str, Any]:
     """A row by its columns.
 
     Chats, token ids of a prompt and metadata are JSON; `logprobs` are those of the chosen tokens.
@@ -35,8 +43,9 @@ def row_of(line: Line, item: Request | BadLine | None) -> dict[str, Any]:
     Args:
         line: of `outputs.jsonl`.
         item: its prompt, where that is known.
+        columns: `COLUMNS`, or `SCORE_COLUMNS` where the line is a score.
     """
-    row: dict[str, Any] = {name: line.get(name) for name in COLUMNS}
+    row: dict[str, Any] = {name: line.get(name) for name in columns}
     row["id"], row["prompt"] = str(line["id"]), _prompt(line, item)
     if line.get("stop_reason") is not None:
         row["stop_reason"] = str(line["stop_reason"])
@@ -79,7 +88,7 @@ def write_table(rows: Iterable[dict[str, Any]], form: str, path: Path, digest: s
 
     datasets.disable_progress_bars()
     flat = form == "csv"  # it has no lists
-    features = datasets.Features({name: _feature(datasets, type_, flat) for name, type_ in COLUMNS.items()})
+    features = features_of(COLUMNS, flat=flat)
 
     def generate() -> Iterator[dict[str, Any]]:
         for row in rows:
@@ -104,10 +113,16 @@ def write_table(rows: Iterable[dict[str, Any]], form: str, path: Path, digest: s
         return len(table)
 
 
-def _feature(datasets: Any, type_: str | list[str], flat: bool) -> Any:
-    if isinstance(type_, list):
-        return datasets.Value("string") if flat else datasets.List(datasets.Value(type_[0]))
-    return datasets.Value(type_)
+def features_of(columns: Mapping[str, str | list[str]], *, flat: bool = False) -> Any:
+    """The types of columns as datasets has them; lists are texts if they are to be `flat`."""
+    from datasets import Features, List, Value
+
+    def feature(type_: str | list[str]) -> Any:
+        if isinstance(type_, list):
+            return Value("string") if flat else List(Value(type_[0]))
+        return Value(type_)
+
+    return Features({name: feature(type_) for name, type_ in columns.items()})
 
 
 @contextmanager

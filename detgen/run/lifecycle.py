@@ -16,6 +16,7 @@ from detgen.cache import store_of_run
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.engine_like import EngineLike
+from detgen.engine.loading import load_engine
 from detgen.engine.pieces import pieces_of
 from detgen.engine.request import Request
 from detgen.engine.sources import check_sources
@@ -265,19 +266,11 @@ def _engine(
     """The engine of a run; it is not loaded where the stores have all samples."""
 
     def load() -> EngineLike:
-        return _load_engine(config.engine, observer)
+        return load_engine(config.engine, observer)
 
     if isinstance(config, RunConfig) and config.show_thoughts:
         return load()
     return unloaded(config, source, manifest, own, shared, observer, load) or load()
-
-
-def _load_engine(config: EngineConfig, observer: Observer) -> EngineLike:
-    check_sources(config, observer)
-    observer.stage("loading PyTorch")
-    from detgen.engine import Engine
-
-    return Engine(config, observer=observer)
 
 
 def _load_workers(config: RunConfig | ScoreConfig, observer: Observer, opened: ExitStack) -> EngineLike:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,7 +37,22 @@ def open_display(*, quiet: bool = False, as_json: bool = False) -> QuietDisplay:
         return JsonDisplay(console, quiet=quiet)
     if quiet:
         return QuietDisplay(console)
-    return LiveDisplay(console) if console.file.isatty() and not console.is_dumb_terminal else PlainDisplay(console)
+    return LiveDisplay(console) if _is_drawn_upon(console) else PlainDisplay(console)
+
+
+def open_for_a_person() -> QuietDisplay:
+    """The display of a call from Python: live at a terminal and in a notebook, else quiet."""
+    console = Screen(stderr=True, highlight=False)
+    if console.is_jupyter and not _is_drawn_upon(console):
+        return PlainDisplay(console)
+    return LiveDisplay(console) if _is_drawn_upon(console) else QuietDisplay(console)
+
+
+def _is_drawn_upon(console: Screen) -> bool:
+    """Whether lines can be redrawn; rich does so in a notebook by ipywidgets."""
+    if console.is_jupyter:
+        return find_spec("ipywidgets") is not None
+    return console.file.isatty() and not console.is_dumb_terminal
 
 
 class QuietDisplay(Unobserved):

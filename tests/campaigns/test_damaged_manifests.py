@@ -168,7 +168,7 @@ def folders(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> 
     run(RunConfig("p.jsonl", Path("interrupted"), params, EngineConfig()), Silent(), build_engine=lambda _: stopped)
     assert json.loads(Path("interrupted/manifest.json").read_bytes())["status"] == "interrupted"
     monkeypatch.setattr(audit, "Engine", lambda *args, **settings: engine)
-    monkeypatch.setattr(lifecycle, "_load_engine", lambda *args, **settings: small)
+    monkeypatch.setattr(lifecycle, "load_engine", lambda *args, **settings: small)
     return tmp_path
 
 

@@ -31,7 +31,7 @@ CODE = f"""if True:
     import detgen.run.lifecycle
     def engine(config, observer=None):
         return FakeEngine(config, pause=float(os.environ.get("PAUSE", 0)))
-    detgen.run.lifecycle._load_engine = engine
+    detgen.run.lifecycle.load_engine = engine
     from detgen.__main__ import main
     main()
 """
@@ -87,7 +87,7 @@ def detgen_run(command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) ->
             made.on_step = on_step
             return made
 
-        monkeypatch.setattr(detgen.run.lifecycle, "_load_engine", engine)
+        monkeypatch.setattr(detgen.run.lifecycle, "load_engine", engine)
         return command("run", *arguments, "--max-tokens", "5", given=given)
 
     return run

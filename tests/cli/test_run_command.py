@@ -228,7 +228,7 @@ def test_a_run_that_nobody_looks_at_ends_as_any_other(tmp_path: Path, closed: st
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
         from helpers.fakes import FakeEngine
         import detgen.run.lifecycle
-        detgen.run.lifecycle._load_engine = FakeEngine
+        detgen.run.lifecycle.load_engine = FakeEngine
         from detgen.__main__ import main
         main()
     """

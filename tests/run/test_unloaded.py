@@ -29,13 +29,13 @@ PROMPTS = [{"prompt": "def f(", "n": 2}, {"prompt": 3}, {"prompt": "import ", "t
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was loaded."""
-    load, made = lifecycle._load_engine, list[Any]()
+    load, made = lifecycle.load_engine, list[Any]()
 
     def noted(*given: Any) -> Any:
         made.append(load(*given))
         return made[-1]
 
-    monkeypatch.setattr(lifecycle, "_load_engine", noted)
+    monkeypatch.setattr(lifecycle, "load_engine", noted)
     return made
 
 

@@ -1,0 +1,8 @@
+"""Generating from Python: models, prompts and results as notebooks and scripts have them. Writes no files."""
+
+from __future__ import annotations
+
+from detgen.llm.llm import LLM
+from detgen.llm.results import Results
+
+__all__ = ["LLM", "Results"]

@@ -1,0 +1,185 @@
+"""A model to call from Python, on the engine that the command line runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from detgen.engine.asking import Prompt, requests_from, requests_of
+from detgen.engine.config import EngineConfig
+from detgen.engine.loading import load_engine
+from detgen.engine.request import Completion, Request
+from detgen.engine.score_requests import Scorable, Score, score_requests_of
+from detgen.engine.showing import call
+from detgen.engine.time_left import TimeLeft
+from detgen.errors import QuantName
+from detgen.llm.batches import columns_of, requests_of_batch
+from detgen.llm.results import Results
+from detgen.params import SamplingParams
+from detgen.progress import Progress
+from detgen.show.progress_view import open_for_a_person
+
+_Done = TypeVar("_Done", Completion, Score)
+
+
+class LLM:
+    """A loaded model. What it gives depends on the prompt, its parameters and its seed alone.
+
+    >>> from detgen import LLM
+    >>> llm = LLM()
+    >>> print(llm.generate("def add(a, b):", max_tokens=16)[0].text)
+
+    Threads may share it: their calls take turns. At a terminal and in a notebook, progress is shown while a call runs.
+
+    Args:
+        target: folder, GGUF file or Hugging Face name of the model; None is the embedded one.
+        draft: a smaller model with the same vocabulary, likewise; it drafts tokens and never changes a text.
+        quant: none, q8, q4, q4_k, nf4 or int8, as `--target-quant`.
+        settings: other fields of `EngineConfig` by name, such as dtype, batch_size, drafter or kv_memory.
+
+    Raises:
+        EngineError: a model cannot be loaded; the message names the remedy.
+    """
+
+    def __init__(
+        self,
+        target: str | Path | None = None,
+        *,
+        draft: str | Path | None = None,
+        quant: QuantName = "none",
+        **settings: Any,
+    ) -> None:
+        self._config = EngineConfig(target=target, draft=draft, target_quant=quant, **settings)
+        with open_for_a_person() as display:
+            self._engine = load_engine(self._config, display)
+
+    def generate(
+        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | None = None, **sampling: Any
+    ) -> Results[Completion]:
+        """Complete prompts.
+
+        Args:
+            prompts: one or several of: a text, a list of token ids, a chat (a list of messages), a `Request`.
+            params: how tokens are chosen; None for the defaults. Requests have parameters of their own.
+            sampling: fields of `SamplingParams`, in place of those of `params`.
+
+        Returns:
+            The completions in the order of the prompts, samples of a prompt in order. A prompt that cannot run gives
+            one with an `error`.
+
+        Raises:
+            RequestError: something is no prompt, or a parameter is out of range or given for a `Request`.
+            EngineError: this thread is reading a stream of this model.
+        """
+        return self._all(self._engine.stream, requests_of(prompts, params, sampling))
+
+    def stream(
+        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | None = None, **sampling: Any
+    ) -> Iterator[Completion]:
+        """Complete prompts, and give each completion when it has finished.
+
+        Args:
+            prompts: as for `generate`; what is no sequence is read while it runs, about one batch ahead.
+            params: likewise.
+            sampling: likewise.
+
+        Yields:
+            Completions in the order in which they finish; `request.index` is the place of the prompt.
+
+        Raises:
+            RequestError, EngineError: as `generate`.
+        """
+        for finished in self._engine.stream(requests_from(prompts, params, sampling)):
+            yield from finished
+
+    def score(self, items: Scorable | Iterable[Scorable]) -> Results[Score]:
+        """The log-probabilities of given completions, or of whole texts, as lm-evaluation-harness counts them.
+
+        >>> [score] = llm.score(("def add(a, b):", " return a + b"))
+        >>> score.logprob, score.is_greedy
+
+        Args:
+            items: one or several of: a text; a tuple of a prompt, as `generate` takes it, and a completion or a list of
+                them, each a text or a list of token ids; a `ScoreRequest`.
+
+        Returns:
+            The scores in the order of the items, those of an item's completions in order. One that could not run has an
+            `error`.
+
+        Raises:
+            RequestError: something is none of these.
+            EngineError: this thread is reading a stream of this model.
+        """
+        return self._all(self._engine.score_stream, [replace(request) for request in score_requests_of(items)])
+
+    def __call__(
+        self, batch: Mapping[str, list[Any]], params: SamplingParams | None = None, **sampling: Any
+    ) -> dict[str, list[Any]]:
+        """Complete the prompts of a batch of a dataset: `ds.map(llm, batched=True)`.
+
+        The columns are read as those of a table that `detgen run` gets: `prompt`, `messages` or `prompt_token_ids`, and
+        parameters by their names. Parameters for all rows are given as `fn_kwargs={"max_tokens": 40}`. What datasets
+        keeps of the result is found again, since it is the same in every run.
+
+        Returns:
+            The columns `text`, `finish_reason`, `completion_tokens` and `error`, which is empty where all is well.
+
+        Raises:
+            PromptsError: there is no column of prompts, or the batch is a single row.
+            RequestError: a row asks for several samples, or a parameter is out of range.
+        """
+        rows = requests_of_batch(batch, (params or SamplingParams()).with_(**sampling))
+        done = self._all(self._engine.stream, [row for row in rows if isinstance(row, Request)])
+        return columns_of(rows, done)
+
+    def profile(self) -> dict[str, Any]:
+        """All that an output depends on besides its request: model files by digest, number formats, arithmetic."""
+        return self._engine.profile()
+
+    def __repr__(self) -> str:
+        config = self._config
+        return call("LLM", {"target": config.target, "draft": config.draft, "quant": config.target_quant})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To be built again, from the same files: datasets knows a function by this."""
+        return _again, (self._config, json.dumps(self.profile(), sort_keys=True))
+
+    def _all(self, stream: Callable[[Iterable[Any]], Iterator[list[_Done]]], requests: list[Any]) -> Results[_Done]:
+        """What all of the requests give, in their order, while a person sees how far it is."""
+        stats, time_left, started, done = self._engine.stats, TimeLeft(), time.monotonic(), list[_Done]()
+        total, before = sum(request.samples for request in requests), stats.tokens
+        for request in requests:
+            time_left.ask(request, 0.0, stats)
+        with open_for_a_person() as display:
+            for finished in stream(requests):
+                done += finished
+                seconds = time.monotonic() - started
+                time_left.spend(seconds, stats)
+                for each in finished:
+                    time_left.finish(each)
+                tokens, left = stats.tokens - before, time_left.left(0, stats.live)
+                figures = f"{tokens / seconds:,.0f} tokens/s", f"{stats.live} live"
+                display.progress(
+                    Progress(len(done), total, "samples", seconds, left, figures, tokens, tokens / seconds)
+                )
+        order = {id(request): i for i, request in enumerate(requests)}
+        return Results(sorted(done, key=lambda each: (order[id(each.request)], each.sample)), self._engine.pieces)
+
+
+def _again(config: EngineConfig, profile: str) -> LLM:
+    """The same model, in another process.
+
+    Raises:
+        EngineError: its files are not what they were.
+    """
+    from detgen.errors import EngineError
+
+    settings = {name: getattr(config, name) for name in EngineConfig.__slots__}
+    llm = LLM(settings.pop("target"), draft=settings.pop("draft"), quant=settings.pop("target_quant"), **settings)
+    if json.dumps(llm.profile(), sort_keys=True) != profile:
+        raise EngineError(f"{llm!r} is not what it was: its files, or a version, have changed")
+    return llm
