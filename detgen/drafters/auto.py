@@ -104,7 +104,6 @@ class AutoDrafter(Drafter):
     """Drafts by what promises the most tokens per second; or always by the drafter of a name, by its best lengths."""
 
     while_reading = False
-    forces = True
 
     def __init__(self, parts: Parts, name: str = "auto") -> None:
         self.name, self._alone = name, name != "auto"
@@ -122,7 +121,6 @@ class AutoDrafter(Drafter):
         self._factors: dict[tuple[str, int] | str, float] = {}  # their medians; by drafter alone, the latest
         self._seconds, self._steps = 0.0, 1.0  # of all rounds; passes of the last round without drafts
         self._round: Plan | None = None
-        self._forced = False  # whether something was forced in this round
         self._in_vain: dict[str, float] = {}  # seconds of looks in the last round at what was not the best
         self._last: defaultdict[str, float] = defaultdict(float)  # when each had its last round
         self._again = dict.fromkeys((name,) if self._alone else ("ngram", *self._models), 0.0)  # when to ask each
@@ -138,15 +136,6 @@ class AutoDrafter(Drafter):
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
-        forced = [seq.forced(n) for seq, n in zip(seqs, lengths, strict=True)]
-        self._forced = any(forced)
-        if not self._forced:
-            return self._drafted(seqs, lengths)
-        drafts = self._drafted(seqs, [0 if own else n for own, n in zip(forced, lengths, strict=True)])
-        return [Draft(own, "grammar") if own else draft for own, draft in zip(forced, drafts, strict=True)]
-
-    def _drafted(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """What the best of the drafters drafts."""
         now, keys = self._seconds, sum([len(seq.tokens) for seq in seqs])
         plans, took = [self._plain(len(seqs), keys)], {}
         for way in self._asked():
@@ -171,10 +160,8 @@ class AutoDrafter(Drafter):
     def timed(self, steps: float, seconds: float, sequences: int) -> None:
         """Take in how long a round took, compared with what was predicted."""
         self._seconds += seconds
-        if self._forced:
-            return  # nothing was predicted of such a round
         if (plan := self._round) is None or sequences != len(plan.counts):
-            self._again = dict.fromkeys(self._again, 0.0)
+            self._again = dict.fromkeys(self._again, 0.0) if sequences else self._again
             return
         key = plan.drafter, sequences.bit_length()
         if plan.drafter == "none":

@@ -91,6 +91,6 @@ class Drafter(ABC):
         Args:
             steps: tokens that it committed, of each sequence on average; of a round without drafts, about its passes.
             seconds: its time.
-            sequences: how many there were to draft for, at least one.
+            sequences: how many there were to draft for; 0 where others drafted too, so that its time is no measure.
         """
         return

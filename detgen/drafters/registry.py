@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from detgen.errors import EngineError
 
@@ -32,11 +32,11 @@ class Entry(NamedTuple):
 
 
 DRAFTERS = {
-    "auto": Entry("optional", "ngram, self, model or none, as measured cost and acceptance say, and grammar"),
+    "auto": Entry("optional", "ngram, self, model or none, as measured cost and acceptance say"),
     "self": Entry("unused", "the model itself, with its weights in fewer bits"),
     "model": Entry("required", "the draft model (--draft)"),
     "ngram": Entry("unused", "repeats in the prompt and the text so far"),
-    "grammar": Entry("unused", "what the form of a text forces"),
+    "grammar": Entry("unused", "what the form of a text forces, as all but none do"),
     "none": Entry("unused", "no drafts"),
 }
 
@@ -79,11 +79,17 @@ def make_drafter(name: str, parts: Parts) -> Drafter:
         )
     if DRAFTERS[name].draft_model == "required" and parts.model is None:
         raise EngineError(f"drafter {name} needs a draft model, and this engine has none")
-    return cast("Drafter", importlib.import_module(f"{__package__}.{name}").make(parts))
+    return cast("Drafter", _module(name).make(parts))
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 def drafter_of(wanted: str | Callable[[Mapping[str, Drafter]], object], parts: Parts) -> Drafter:
     """The drafter of a name, or the custom one that a function makes, given all others by name.
+
+    Those of a name draft what the form of a text forces, too, except "none".
 
     Raises:
         EngineError: if it needs a draft model and there is none, or what the function makes is no drafter.
@@ -91,7 +97,8 @@ def drafter_of(wanted: str | Callable[[Mapping[str, Drafter]], object], parts: P
     from detgen.drafters.protocol import Drafter
 
     if isinstance(wanted, str):
-        return make_drafter(wanted, parts)
+        named = make_drafter(wanted, parts)
+        return named if wanted in ("none", "grammar") else _module("grammar").GrammarDrafter(named, wanted)
     made = wanted({name: make_drafter(name, parts) for name in available(parts)})
     if not isinstance(made, Drafter):
         kind = type(made).__name__

@@ -396,3 +396,14 @@ def test_no_window_is_longer_than_a_pass(predictable: Any, draftable: Callable[.
     auto = make(predictable, line(0.05, 0.0), None, draft_tokens=1000)
     (found,) = auto.draft([draftable(0, [1, 2, 3, 1, 2])], [127])
     assert len(found.tokens) == 127
+
+
+def test_a_round_that_is_no_measure(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """Of one in which others drafted, it learns that time went by, and nothing of costs."""
+    auto = make(predictable, line(0.01, 0.0), None, name="auto")
+    for _ in range(3):
+        auto.draft([draftable(0, [1])], [8])
+        assert auto.idle(), "nothing was found"
+        auto.timed(3.0, 50.0, 0)
+        assert not auto.idle()
+    assert not auto._factors
