@@ -180,7 +180,7 @@ static void products(
     const int64_t floats = rows * sums_row;
     const int64_t bytes = panel_bytes(weight->storage), all = weight->inputs * bytes;
     int64_t ahead = PART_INPUTS * bytes < NEAREST ? NEAREST : PART_INPUTS * bytes;
-    if (rows <= 2) ahead = NEAREST / 4; /* one tile reads, about as fast as memory gives */
+    if (rows <= 2) ahead = AHEAD; /* one tile reads, about as fast as memory gives */
     else if (unit_of(weight->storage) > 1 && rows <= TILE_ROWS) ahead = NEAREST;
     for (int64_t first = 0; first < weight->inputs; first += PART_INPUTS) {
         if (first && first % SECTION == 0) add_section(sums + floats, sums, floats, first == SECTION);
