@@ -26,7 +26,7 @@ ROOT = Path(detgen.__file__).parent
 LAYERS = (
     ("cli", "integrations", "llm"),
     ("show",),
-    ("run", "verify", "export", "report", "bench"),
+    ("run", "verify", "export", "report", "bench", "doctor"),
     ("cache", "workers"),
     ("outputs",),
     ("prompts",),

@@ -16,7 +16,9 @@ from detgen.cli import (
     audit_command,
     bench_command,
     cache_command,
+    doctor_command,
     export_command,
+    models_command,
     report_command,
     run_command,
     schema_command,
@@ -123,12 +125,14 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "audit": (audit_command.audit_command, audit_command.EPILOG),
     "export": (export_command.export_command, export_command.EPILOG),
     "report": (report_command.report_command, report_command.EPILOG),
+    "models": (models_command.models_command, models_command.EPILOG),
+    "doctor": (doctor_command.doctor_command, doctor_command.EPILOG),
     "schema": (schema_command.schema_command, schema_command.EPILOG),
     "bench": (bench_command.bench_command, bench_command.EPILOG),
     "verify-determinism": (verify_command.verify_command, verify_command.EPILOG),
 }
 for _name, (_command, _epilog) in _COMMANDS.items():
-    _needs = _name not in ("run", "bench", "verify-determinism")  # something to be named
+    _needs = _name not in ("run", "bench", "verify-determinism", "models", "doctor")  # something to be named
     app.command(_name, cls=_Run if _name == "run" else _Command, no_args_is_help=_needs, epilog=_epilog)(_command)
 app.add_typer(cache_command.app, name="cache", cls=_Commands)
 for _name, (_command, _epilog) in cache_command.COMMANDS.items():

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.table import Table
+
 from detgen.report.words import counted
 from detgen.show.screen import open_output, size
 
 if TYPE_CHECKING:
     from detgen.cache.pruning import Contents, Pruned
+    from detgen.doctor import Finding
     from detgen.export.exporting import Exported
+    from detgen.models.known import Known
     from detgen.report.reporting import Report
     from detgen.verify.replay.result import AuditResult
 
@@ -75,6 +79,37 @@ def show_report(report: Report, path: Path, written: int) -> None:
 def show_export(exported: Exported) -> None:
     """What `detgen export` wrote."""
     open_output().say(f"{exported.path}: {counted(exported.count, exported.unit)}")
+
+
+def show_finding(finding: Finding) -> None:
+    """A line for what `detgen doctor` has looked at, and one for what to type if it should be otherwise."""
+    console = open_output()
+    console.say(f"{finding.name:<12}  {finding.what}", "red" if finding.broken else "")
+    if finding.remedy is not None:
+        console.say(f"{'':<12}  -> {finding.remedy}")
+
+
+def show_models(models: list[Known]) -> None:
+    """What `detgen models` has found, a row for each."""
+    formats = next((model.weights for model in models if model.weights), {})
+    head = ("model", "family", "parameters", "as stored", *formats, "KV, 1,000 tokens")
+    table = Table(*head, box=None, pad_edge=False)
+    for column in table.columns[:2]:
+        column.overflow = "fold"
+    for column in table.columns[2:]:
+        column.justify, column.no_wrap = "right", True
+    for model in models:
+        if model.error is None:
+            family = model.family if model.whole else f"{model.family} (see docs/models.md)"
+            weights = (size(model.weights[each]) if each in model.weights else "" for each in formats)
+            kv = "" if model.kv is None else size(1000 * model.kv)
+            table.add_row(model.name, family, f"{model.parameters:,}", size(model.stored), *weights, kv)
+    console = open_output()
+    if table.rows:
+        console.print(table)
+    for model in models:
+        if model.error is not None:
+            console.say(model.error if model.name in model.error else f"{model.name}: {model.error}", "red")
 
 
 def show_contents(path: Path, contents: Contents) -> None:

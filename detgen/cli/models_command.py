@@ -1,0 +1,40 @@
+"""`detgen models`: the models on this machine, and what each takes in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from detgen.cli.declared import DONE, FAILED, command, epilog
+
+if TYPE_CHECKING:
+    from detgen.show.progress_view import QuietDisplay
+
+EPILOG = epilog("detgen models", "detgen models models/large model.gguf", status="0 shown, 1 one cannot be loaded")
+
+
+@command
+def models_command(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            show_default="the embedded ones and those in the hub's cache",
+            help="Folders, GGUF files, folders of them, or names on the hub.",
+        ),
+    ] = None,
+    *,
+    display: QuietDisplay,
+) -> int:
+    """List models, and what their weights and a thousand tokens of context take in memory.
+
+    Only the headers of files are read, and nothing is loaded or fetched.
+    """
+    from detgen.models.known import known_models
+    from detgen.show.answers import show_models
+
+    found = list(known_models(models or []))
+    if not display.quiet:
+        show_models(found)
+    return FAILED if any(model.error for model in found) else DONE

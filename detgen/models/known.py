@@ -1,0 +1,149 @@
+"""The models on this machine, and what each takes in memory, by the headers of their files. Loads nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from detgen.errors import DEMO, EngineError
+from detgen.models.families import FAMILIES
+from detgen.models.folders import EMBEDDED, Tensor, check_folder, local_place
+from detgen.models.gguf_header import read_header
+
+_BITS = {"float32": 32.0, "bfloat16": 16.0, "q8": 8.5, "q4_k": 4.5}
+_TOWERS = re.compile(r"(^|\.)(vision|visual|audio)[a-z_]*\.|multi_modal_projector")  # which are not read
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.")
+_TABLE = re.compile(r"\b(embed_tokens|embed_in|wte)\.weight$")
+_NOT_QUANTIZED = re.compile(r"embed_(tokens|in|positions)|wte|wpe|norm|\bln_|bias$")
+
+
+class Known(NamedTuple):
+    """A model, or why it is none. Sizes are about right: what is laid out for the processor may be a little larger.
+
+    Attributes:
+        name: what `--target` calls it.
+        family: its class in transformers, or its architecture in a GGUF file.
+        whole: whether its family is known to run whole.
+        parameters: how many numbers its weights are.
+        stored: bytes of the weights as they are stored, which they also take in memory.
+        weights: bytes by number format and quantization; empty where they stay as they are stored.
+        kv: bytes of a token in the KV cache, in float32; None if the settings do not say.
+        error: why it cannot be loaded; None if nothing is known to be wrong.
+    """
+
+    name: str
+    family: str = ""
+    whole: bool = False
+    parameters: int = 0
+    stored: int = 0
+    weights: Mapping[str, int] = MappingProxyType({})
+    kv: int | None = None
+    error: str | None = None
+
+
+def known_models(names: list[str]) -> Iterator[Known]:
+    """Those that are named; without names, the embedded ones and those in the hub's cache.
+
+    Args:
+        names: as `--target` takes them; a folder with models stands for all of them.
+    """
+    for name in names or ["embedded:target", *EMBEDDED, *_in_hub_cache()]:
+        place = Path(name)
+        if place.is_dir() and not (place / "config.json").exists():
+            inside = sorted(p for p in place.iterdir() if (p / "config.json").exists() or p.suffix == ".gguf")
+            yield from (known(str(path), path) for path in inside)
+            if inside:
+                continue
+        yield known(name, DEMO / "target" if name == "embedded:target" else None)
+
+
+def known(name: str, place: Path | None = None) -> Known:
+    """What the files of a model say.
+
+    Args:
+        name: of the model.
+        place: its folder or file; None if the name says it, or is one on the hub.
+    """
+    try:
+        place = place or local_place(name, name) or _in_hub_cache().get(name)
+        if place is None:
+            return Known(name, error="it is not on this machine yet; detgen run --target fetches it")
+        return _gguf(name, place) if place.is_file() else _folder(name, place)
+    except EngineError as error:
+        return Known(name, error=str(error))
+
+
+def _in_hub_cache() -> dict[str, Path]:
+    """Folders of the models that the hub's library keeps, by their names."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return {}
+    found = {}
+    for repository in sorted(repositories, key=lambda each: each.repo_id):
+        newest = max(repository.revisions, key=lambda each: each.last_modified, default=None)
+        if repository.repo_type == "model" and newest and (newest.snapshot_path / "config.json").exists():
+            found[repository.repo_id] = newest.snapshot_path
+    return found
+
+
+def _folder(name: str, place: Path) -> Known:
+    tensors = check_folder(place, name, trusted=True).tensors
+    settings = json.loads((place / "config.json").read_bytes())
+    family = next(iter(settings.get("architectures") or ()), "unknown")
+    tensors = [tensor for tensor in tensors if not _TOWERS.search(tensor.name)]
+    counts = [(tensor, math.prod(tensor.shape)) for tensor in tensors]
+    weights = {}
+    if "quantization_config" not in settings:
+        linear = sum(count for tensor, count in counts if _is_linear(tensor))
+        plain = sum(count for _, count in counts) - linear
+        # A head that is the embedding is laid out for itself, and quantized; the embedding stays as it is.
+        head = 0 if any(_HEAD.search(t.name) for t in tensors) else sum(c for t, c in counts if _TABLE.search(t.name))
+        for kind, bits in _BITS.items():
+            weights[kind] = round(((linear + head) * bits + plain * (bits if bits >= 16 else 32)) / 8)
+    text = settings.get("text_config") or settings
+    stored = sum(tensor.size for tensor in tensors)
+    return Known(name, family, family in FAMILIES, sum(c for _, c in counts), stored, weights, _kv(text))
+
+
+def _is_linear(tensor: Tensor) -> bool:
+    return len(tensor.shape) > 1 and not _NOT_QUANTIZED.search(tensor.name)
+
+
+def _kv(settings: dict[str, Any]) -> int | None:
+    """Bytes of keys and values of a token, in float32."""
+
+    def number(*names: str) -> int | None:
+        return next((settings[each] for each in names if isinstance(settings.get(each), int)), None)
+
+    layers, heads = number("num_hidden_layers", "n_layer"), number("num_attention_heads", "n_head")
+    width = number("hidden_size", "n_embd")
+    if layers is None or heads is None or width is None:
+        return None
+    size = number("head_dim") or width // heads
+    return 2 * 4 * layers * (number("num_key_value_heads") or heads) * size
+
+
+def _gguf(name: str, place: Path) -> Known:
+    header = read_header(place, name)
+    family, settings = header.architecture, header.settings
+
+    def number(key: str) -> int | None:
+        found = settings.get(f"{family}.{key}")
+        return found if isinstance(found, int) else None
+
+    layers, heads, width = (number(key) for key in ("block_count", "attention.head_count", "embedding_length"))
+    kv = None
+    if layers and heads and width:
+        size = number("attention.key_length") or width // heads
+        kv = 2 * 4 * layers * (number("attention.head_count_kv") or heads) * size
+    tensors = header.tensors.values()
+    parameters = sum(math.prod(entry.shape) for entry in tensors)
+    return Known(name, f"GGUF {family}", True, parameters, sum(entry.size for entry in tensors), {}, kv)

@@ -1,0 +1,75 @@
+"""What `detgen models` says, held against the models when they are loaded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.gguf_files import made, plain_tokenizer
+from typer.testing import CliRunner
+
+from detgen.cli import app
+from detgen.engine import Engine
+from detgen.models.known import known, known_models
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a weight."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif is_dataclass(value):
+        for each in fields(value):
+            yield from tensors(getattr(value, each.name))
+
+
+def taken(engine: Engine) -> int:
+    """Bytes of the weights of an engine's program, and of its table of embeddings."""
+    decoder: Any = engine.canonical.decoder
+    steps = decoder.program().steps
+    weights = [getattr(step, name) for step in steps for name in ("weight", "table") if hasattr(step, name)]
+    return sum({each.data_ptr(): each.nbytes for weight in weights for each in tensors(weight)}.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("float32", {"dtype": "float32"}),
+        ("bfloat16", {"dtype": "bfloat16", "kv_dtype": "float32"}),
+        ("q8", {"target_quant": "q8", "dtype": "float32"}),
+        ("q4_k", {"target_quant": "q4_k", "dtype": "float32"}),
+    ],
+)
+def test_a_folder_takes_what_its_program_has(demo_models: Any, kind: str, settings: dict[str, Any]) -> None:
+    """Weights within a tenth, the KV cache to the byte."""
+    engine = Engine(target=demo_models.target, drafter="none", kv_memory=8 << 20, **settings)
+    found = known(str(demo_models.target))
+    assert found.kv == engine.position_bytes
+    assert found.whole
+    assert found.weights[kind] == pytest.approx(taken(engine), rel=0.1)
+
+
+def test_a_file_takes_what_it_is(demo_models: Any, tmp_path: Path) -> None:
+    folder = plain_tokenizer(Path(shutil.copytree(demo_models.target, tmp_path / "model")))
+    path = made(folder, tmp_path / "model.gguf", lambda _: "Q8_0")
+    found = known(str(path))
+    engine = Engine(target=path, drafter="none", kv_memory=8 << 20)
+    assert found.kv == engine.position_bytes
+    assert found.stored == pytest.approx(taken(engine), rel=0.1)
+    assert [each.name for each in known_models([str(tmp_path)])] == [str(folder), str(path)]
+
+
+def test_what_is_shown_and_what_is_wrong(demo_models: Any, tmp_path: Path) -> None:
+    runner = CliRunner(env={"COLUMNS": "160", "NO_COLOR": "1", "HF_HUB_CACHE": str(tmp_path)})
+    done = runner.invoke(app, ["models"])
+    assert done.exit_code == 0, done.output
+    assert "embedded:target  LlamaForCausalLM" in done.output
+    assert "demo-thinking" in done.output
+    wrong = runner.invoke(app, ["models", str(tmp_path / "nothing"), "owner/name"])
+    assert wrong.exit_code == 1
+    assert "there is no such folder" in wrong.output
+    assert "owner/name: it is not on this machine yet" in wrong.output
