@@ -2,13 +2,15 @@
 
 Where no C compiler is on the path, the build asks for ziglang, a compiler that pip can install. A platform on which
 nothing compiles cannot install detgen: there is no second way to run a model. The library is called by ctypes, so a
-wheel is for every Python of a platform; `DETGEN_PLATFORM` names one for which ziglang compiles it here.
+wheel is for every Python of a platform; `DETGEN_PLATFORM` names one for which ziglang compiles it here. `DETGEN_URL` is
+where the sources are on the web: with it, the metadata link there, and so do the links of the README.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -20,6 +22,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).parent))  # an isolated build does not look here
+from detgen import __version__
 from detgen.kernels.c.layout import header
 
 FOLDER = Path("detgen/kernels/c")
@@ -73,6 +76,22 @@ class Build(build_ext):
         return f"{fullname.replace('.', os.sep)}.so"
 
 
+def readme(url: str) -> str:
+    """The README with links that work where it is shown alone; as texts, and without pictures, if there is no URL."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    if not url:
+        text = re.sub(r"!\[.*?\]\((?!https?:).*?\)\n*", "", text)
+        return re.sub(r"\[([^\]]*)\]\((?!https?:).*?\)", r"\1", text)
+    text = re.sub(r"(!\[.*?\]\()(?!https?:)", rf"\1{url}/raw/v{__version__}/", text)
+    return re.sub(r"((?<!!)\[[^\]]*\]\()(?!https?:)", rf"\1{url}/blob/v{__version__}/", text)
+
+
+def project_urls(url: str) -> dict[str, str]:
+    """What an index links to; nothing without a URL."""
+    pages = {"Documentation": "blob/v{}/docs/index.md", "Changelog": "blob/v{}/CHANGELOG.md", "Issues": "issues"}
+    return {"Source": url, **{k: f"{url}/{v.format(__version__)}" for k, v in pages.items()}} if url else {}
+
+
 def compiler() -> str | None:
     """The command of the C compiler that is asked for or found; None if there is none."""
     if asked := os.environ.get("CC"):
@@ -99,12 +118,16 @@ def write_layout() -> None:
 
 
 write_layout()
+URL = os.environ.get("DETGEN_URL", "").rstrip("/")
 found = None if ASKED else compiler()
 if found is None:
     use_ziglang()
 elif "CC" not in os.environ and found != sysconfig.get_config_var("CC"):
     os.environ |= {"CC": found, "LDSHARED": f"{found} -shared"}
 setup(
+    long_description=readme(URL),
+    long_description_content_type="text/markdown",
+    project_urls=project_urls(URL),
     cmdclass={"bdist_wheel": Wheel, "build_ext": Build},
     setup_requires=["ziglang>=0.13"] if found is None else [],
     ext_modules=[

@@ -114,7 +114,7 @@ def _version(name: str) -> str | None:
 
 def _folder(name: str, path: Path, otherwise: str, variable: str) -> Finding:
     """A folder that detgen writes to, or would make."""
-    there = next(place for place in (path, *path.parents) if place.exists())
+    there = next(place for place in (path, *path.parents) if os.path.exists(place))  # `Path.exists` may raise
     if not os.access(there, os.W_OK | os.X_OK):
         return Finding(
             name, f"{path} cannot be written: {otherwise}", f"export {variable}=FOLDER, one that you can write"

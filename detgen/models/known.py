@@ -84,7 +84,7 @@ def _in_hub_cache() -> dict[str, Path]:
 
     try:
         repositories = scan_cache_dir().repos
-    except CacheNotFound:
+    except (CacheNotFound, OSError):  # there is none, or none that can be read
         return {}
     found = {}
     for repository in sorted(repositories, key=lambda each: each.repo_id):
@@ -110,7 +110,8 @@ def _folder(name: str, place: Path) -> Known:
             weights[kind] = round(((linear + head) * bits + plain * (bits if bits >= 16 else 32)) / 8)
     text = settings.get("text_config") or settings
     stored = sum(tensor.size for tensor in tensors)
-    return Known(name, family, family in FAMILIES, sum(c for _, c in counts), stored, weights, _kv(text))
+    whole = family in FAMILIES or family == "ThinkingStatesForCausalLM"
+    return Known(name, family, whole, sum(c for _, c in counts), stored, weights, _kv(text))
 
 
 def _is_linear(tensor: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-_SPEC = importlib.util.spec_from_file_location("wheels", Path(__file__).parents[2] / "tools" / "wheels.py")
+ROOT = Path(__file__).parents[2]
+_SPEC = importlib.util.spec_from_file_location("wheels", ROOT / "tools" / "wheels.py")
 assert _SPEC is not None
 assert _SPEC.loader is not None
 wheels: Any = importlib.util.module_from_spec(_SPEC)
@@ -96,3 +98,20 @@ def test_what_is_in_it(tmp_path: Path, files: dict[str, bytes | None], fault: st
 @pytest.mark.parametrize("tag", ["cp311-cp311-manylinux_2_17_x86_64", "py3-none-any", "py3-none-linux_x86_64"])
 def test_its_tags(tmp_path: Path, tag: str) -> None:
     assert wheel(tmp_path, "manylinux_2_17_x86_64", LINUX, tag=tag) == [f"the tags are {tag}"]
+
+
+def test_links_of_the_metadata() -> None:
+    """Absolute with a URL, texts without one; nothing else of the README changes."""
+    source = (ROOT / "setup.py").read_text("utf-8")
+    names: dict[str, Any] = {"re": re, "Path": lambda name: ROOT / name, "__version__": "1.2"}
+    for function in ("readme", "project_urls"):
+        exec(source[source.index(f"def {function}") :].split("\n\n\n")[0], names)
+    text, there = (ROOT / "README.md").read_text("utf-8"), "https://host/o/n"
+    linked, plain = names["readme"](there), names["readme"]("")
+    assert re.sub(rf"{there}/(blob|raw)/v1.2/", "", linked) == text
+    for part in re.findall(r"\]\((.*?)\)", linked):
+        assert part.startswith("https://")
+    assert not re.findall(r"\]\((?!https:)", plain)
+    assert "Run an OpenAI batch file" in plain
+    assert names["project_urls"](there)["Changelog"] == f"{there}/blob/v1.2/CHANGELOG.md"
+    assert names["project_urls"]("") == {}
