@@ -1,12 +1,15 @@
 """A tokenizer of transformers without transformers: the tokenizers library does for it what matters to texts.
 
-What else is asked of it, chat templates above all, transformers' own answers, which is loaded then.
+Chats are rendered by the very functions of transformers that would render them otherwise: to import the module that has
+them takes a fifth of the time that the tokenizer takes. What else is asked, transformers' own answers, which is loaded
+then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
@@ -16,7 +19,12 @@ _DONE_HERE = (
     *("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding", "decode", "_decode"),
     *("get_vocab", "convert_ids_to_tokens", "added_tokens_decoder", "backend_tokenizer"),
 )
-_FACTS = ("eos_token_id", "bos_token_id", "all_special_ids", "chat_template", "clean_up_tokenization_spaces")
+# What renders a chat; it asks a tokenizer for its template and its `special_tokens_map` alone.
+_OF_CHATS = ("apply_chat_template", "get_chat_template")
+_FACTS = (
+    *("eos_token_id", "bos_token_id", "all_special_ids", "chat_template", "special_tokens_map"),
+    "clean_up_tokenization_spaces",
+)
 _FILE = "tokenizer.json"
 
 
@@ -38,7 +46,10 @@ def facts_of(tokenizer: Any, place: Path) -> dict[str, Any] | None:
     kind = type(tokenizer)
     if not isinstance(tokenizer, TokenizersBackend) or tokenizer.split_special_tokens:
         return None
-    if any(getattr(kind, name) is not getattr(TokenizersBackend, name) for name in _DONE_HERE):
+    if any(
+        getattr(kind, name) is not getattr(TokenizersBackend, name)
+        for name in (*_DONE_HERE, *_OF_CHATS, "special_tokens_map")
+    ):
         return None
     facts = {name: getattr(tokenizer, name) for name in _FACTS}
     state = _unbound(Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())).to_str()
@@ -70,6 +81,7 @@ class KeptTokenizer:
     bos_token_id: int | None
     all_special_ids: list[int]
     chat_template: Any
+    special_tokens_map: dict[str, str]
     clean_up_tokenization_spaces: bool
 
     def __init__(self, facts: dict[str, Any], place: Path, load: Callable[[], Any]) -> None:
@@ -83,6 +95,10 @@ class KeptTokenizer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_own", "_load"):
             raise AttributeError(name)
+        if name in _OF_CHATS:
+            from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+            return MethodType(getattr(PreTrainedTokenizerBase, name), self)
         if self._own is None:
             self._own = self._load()
         return getattr(self._own, name)

@@ -226,3 +226,29 @@ def test_forms_of_texts_know_a_kept_tokenizer(loaded: list[LoadedModel], folder:
     assert kept(loaded)
     assert texts[0] == texts[1]
     assert texts[0].isdigit()
+
+
+def test_a_chat_loads_no_tokenizer_of_transformers(tmp_path: Path) -> None:
+    """From the second run on; the module that renders chats is enough."""
+    prompts = tmp_path / "chats.jsonl"
+    prompts.write_text('{"messages": [{"role": "user", "content": "Add two numbers."}]}\n')
+    code = "import sys; from detgen.__main__ import main\n"
+    code += "try: main()\nfinally: print('transformers.models.auto.tokenization_auto' in sys.modules)"
+    found = []
+    for name in ("first", "second"):
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            "run",
+            str(prompts),
+            "-o",
+            str(tmp_path / name),
+            "-q",
+            "--max-tokens",
+            "2",
+        ]
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        found.append((done.stdout.splitlines()[-1], (tmp_path / name / "outputs.jsonl").read_bytes()))
+    assert found == [("True", found[0][1]), ("False", found[0][1])]

@@ -144,3 +144,59 @@ def test_tokenizers_with_ways_of_their_own_are_not_kept() -> None:
     own.split_special_tokens = True
     assert facts_of(own, DEMO / "target") is None
     assert facts_of(object(), DEMO) is None
+
+
+_SHOWN = (
+    "{%- for m in messages %}{% if not m.content is defined %}{% continue %}{% endif %}<{{ m.role }}>{{ m.content }}"
+    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.reasoning_content }}{{ eos_token }}{% endfor %}"
+    "{% generation %}{% endgeneration %}{% set n = namespace(found=false) %}{% if tools %}"
+    "{{ tools | tojson(indent=1) }}{% endif %}{{ extra }}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{{ bos_token }}"
+)
+TEMPLATES: list[Any] = [
+    _SHOWN,
+    {"default": _SHOWN, "tool_use": "{{ tools | tojson }}" + _SHOWN},
+    {"other": _SHOWN},
+    "{{ raise_exception('no') }}",
+    "{{ ''.__class__ }}",
+    "{{ messages.append(1) }}",
+    "{% if %}",
+    None,
+]
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant"]), "content": st.text(max_size=9) | st.none()},
+        optional={"tool_calls": st.just([{"a": "<é>"}]), "thinking": st.text(max_size=3)},
+    ),
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=str)
+@examples(30)
+@given(
+    messages=MESSAGES,
+    tools=st.sampled_from([None, [{"type": "function", "function": {"name": "f"}}]]),
+    goes_on=st.booleans(),
+    variables=st.sampled_from([{}, {"extra": "more"}, {"eos_token": "<end>"}]),
+)
+def test_chats_are_rendered_as_by_transformers(
+    template: Any, messages: Any, tools: Any, goes_on: bool, variables: dict[str, str]
+) -> None:
+    """Text by text, error by error; the tokenizer of transformers is not loaded for it."""
+    own, _, _ = pair("bytes")
+    own.chat_template = template
+    facts = json.loads(json.dumps(facts_of(own, Path("nowhere"))))
+    kept = KeptTokenizer(facts, Path("nowhere"), lambda: pytest.fail("it is loaded"))
+
+    def rendered(tokenizer: Any) -> str:
+        try:
+            source = tokenizer.get_chat_template(tools=tools)
+            options = {"tools": tools, "add_generation_prompt": not goes_on, "continue_final_message": goes_on}
+            return str(
+                tokenizer.apply_chat_template(messages, tokenize=False, chat_template=source, **options, **variables)
+            )
+        except Exception as error:
+            return repr(error)
+
+    assert rendered(kept) == rendered(own)
