@@ -180,6 +180,7 @@ def test_progress_for_programs(ask: Ask) -> None:
     found = [json.loads(line) for line in lines]
     assert all(entry.pop("time") > 1e9 for entry in found)
     progress = {"event": "progress", "total": None, "unit": "prompts", "left": None, "figures": ["1 tokens/s"]}
+    progress |= {"tokens": None, "tokens_per_second": None}
     assert found == [
         {"event": "stage", "text": "reading"},
         {"event": "message", "text": "a\x1b[31m message\n"},
