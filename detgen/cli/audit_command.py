@@ -24,8 +24,9 @@ EPILOG = epilog(
 Judge = Annotated[
     EngineConfig,
     Part(
-        *("target", "device", "dtype", "kv_dtype", "target_quant", "trust_remote_code", "threads", "kv_memory"),
-        defaults={"target": "the run's own"},
+        *("target", "device", "dtype", "kv_dtype", "adapter", "target_quant"),
+        *("trust_remote_code", "threads", "kv_memory"),
+        defaults={"target": "the run's own", "adapter": "the run's own, with its target"},
     ),
 ]
 

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from detgen.models.loading import LoadedModel
 
     Source: TypeAlias = str | Path | LoadedModel | None
+    Folder: TypeAlias = str | Path | None
     DrafterName: TypeAlias = str | Callable[[Mapping[str, Drafter]], Drafter]
 else:
-    Source = DrafterName = Any
+    Source = Folder = DrafterName = Any
 
 # What number formats are called elsewhere.
 DTYPE_NAMES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
@@ -109,7 +110,8 @@ def _known(drafter: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, repr=False, config=ConfigDict(strict=True, extra="forbid"))
 class EngineConfig:
-    """How to build an engine. Only `target`, `dtype`, `kv_dtype`, `target_quant` and the device can change an output.
+    """How to build an engine. Only `target`, `adapter`, `dtype`, `kv_dtype`, `target_quant` and the device can change
+    an output.
 
     Attributes:
         target: folder, GGUF file or hub name of the target model, demo-thinking (the embedded one that thinks while it
@@ -124,6 +126,7 @@ class EngineConfig:
         dtype: number format in which weights are kept; auto is the checkpoint's own. With bfloat16, inputs of linear
             layers are rounded to it, too; all else is computed in float32.
         kv_dtype: number format of the KV cache, float32 or bfloat16; auto is bfloat16 where `dtype` is.
+        adapter: folder of an adapter (LoRA, as PEFT saves it) that is merged into the target's weights; None for none.
         target_quant: quantization of the target's linear layers: q8, q4 or q4_k by detgen, nf4 or int8 by bitsandbytes,
             or none.
         draft_quant: quantization of the draft model, likewise.
@@ -188,6 +191,14 @@ class EngineConfig:
         ),
         Option("TYPE", panel="Model", parser=_dtype_of(get_args(KVDtypeName)), values=get_args(KVDtypeName)),
     ] = "auto"
+    adapter: Annotated[
+        Folder,
+        Field(
+            description="A LoRA adapter of the model, a folder as PEFT saves it. It is merged into the model's weights"
+            " while they are read, before they are quantized."
+        ),
+        Option("FOLDER", panel="Model", default="none"),
+    ] = None
     target_quant: Annotated[
         QuantName,
         Field(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from detgen.engine.config import EngineConfig
-from detgen.engine.sources import uses_draft
+from detgen.engine.sources import check_adapted, uses_draft
 from detgen.errors import DEMO, QuantName
 from detgen.models.loading import DTYPES, LoadedModel, Role, check_vocabularies, load_model
 from detgen.models.memory import check_room
@@ -23,15 +24,18 @@ def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, 
         EngineError: if a model cannot be loaded, the draft model is missing, or the two do not share a vocabulary.
     """
 
-    def load(source: str | Path | LoadedModel | None, role: Role, quant: QuantName) -> LoadedModel:
+    def load(
+        source: str | Path | LoadedModel | None, role: Role, quant: QuantName, adapter: str | Path | None = None
+    ) -> LoadedModel:
         if source is not None and not isinstance(source, str | Path):
             return source  # loaded already
-        trusted, name = config.trust_remote_code, str(source or f"embedded:{role}")
-        place = source or DEMO / role
-        return load_model(place, name, config.dtype, quant, trusted=trusted, observer=observer, role=role)
+        name, place = str(source or f"embedded:{role}"), source or DEMO / role
+        how: dict[str, Any] = {"trusted": config.trust_remote_code, "observer": observer, "role": role}
+        return load_model(place, name, config.dtype, quant, adapter=adapter, **how)
 
     check_room(_ROOM, "load a model")
-    target = load(config.target, "target", config.target_quant)
+    check_adapted(config)
+    target = load(config.target, "target", config.target_quant, config.adapter)
     if not uses_draft(config):
         return target, None
     draft = load(config.draft, "draft", config.draft_quant)

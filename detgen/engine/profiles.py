@@ -17,7 +17,10 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     """As `Engine.profile`."""
     target = prepared.target
     profile: dict[str, Any] = {
-        "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant},
+        "target": {
+            **{"name": target.name, "digest": target.digest, "quant": config.target_quant},
+            **({} if target.adapter is None else {"adapter": target.adapter}),
+        },
         "dtype": str(target.rounded or torch.float32).removeprefix("torch."),
         "kv_dtype": str(prepared.kv_dtype).removeprefix("torch."),
         **prepared.runners[0].decoder.profile(),

@@ -7,6 +7,7 @@ from pathlib import Path
 from detgen.drafters.registry import DRAFTERS
 from detgen.engine.config import EngineConfig
 from detgen.errors import EngineError
+from detgen.models.adapter_files import check_adapter
 from detgen.models.folders import check_folder, local_place
 from detgen.models.gguf_header import check_gguf
 from detgen.models.hub import fetched
@@ -28,6 +29,16 @@ def uses_draft(config: EngineConfig) -> bool:
     return available and use != "unused"
 
 
+def check_adapted(config: EngineConfig) -> None:
+    """Refuse an adapter of a model that is loaded already.
+
+    Raises:
+        EngineError: there is one.
+    """
+    if config.adapter is not None and not isinstance(config.target, str | Path | None):
+        raise EngineError("an adapter is merged while a model is loaded; give both as folders, target and adapter")
+
+
 def check_sources(config: EngineConfig, observer: Observer | None = None) -> None:
     """Check what can be checked of the models without loading them: names, folders, settings, headers of weights.
 
@@ -39,10 +50,18 @@ def check_sources(config: EngineConfig, observer: Observer | None = None) -> Non
         EngineError: a model cannot be loaded; names it, the file and the reason.
     """
     draft = config.draft if uses_draft(config) else None
-    for model, quant in ((config.target, config.target_quant), (draft, config.draft_quant)):
+    check_adapted(config)
+    if config.adapter is not None and config.target is None:
+        check_adapter(config.adapter, None)
+    for model, quant, adapter in (
+        (config.target, config.target_quant, config.adapter),
+        (draft, config.draft_quant, None),
+    ):
         if isinstance(model, str | Path):
             name, trusted = str(model), config.trust_remote_code
             place = local_place(model, name)
+            if adapter is not None:
+                check_adapter(adapter, place)
             if place is None and observer is not None:
                 place = fetched(name, observer, trusted=trusted)
             if place is not None and place.is_file():

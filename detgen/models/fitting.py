@@ -43,6 +43,19 @@ def check_unquantized(name: str, quant: QuantName, config: Any) -> None:
         )
 
 
+def check_mergeable(name: str, adapter: str, config: Any) -> None:
+    """Refuse to merge an adapter into weights that are quantized.
+
+    Raises:
+        EngineError: if they are.
+    """
+    if hasattr(config, "quantization_config"):
+        raise EngineError(
+            f"cannot merge the adapter {adapter}: the weights of {name} are quantized already; give the model that they"
+            " were quantized from as --target, with --target-quant to quantize what is merged"
+        )
+
+
 def check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
     """Refuse a configuration that asks for more memory than there is, or for much more than its weights are.
 

@@ -128,12 +128,16 @@ def check_folder(folder: Path, name: str, *, trusted: bool) -> Stored:
     try:
         return _check(folder, trusted=trusted)
     except _NoConfig:
-        raise EngineError(f"{name}: no config.json in this folder; give a folder in the Hugging Face layout") from None
-    except _WrongError as error:
+        raise EngineError(
+            f"{name}: this is an adapter; give its model as --target, and this folder as --adapter"
+            if (folder / "adapter_config.json").exists()
+            else f"{name}: no config.json in this folder; give a folder in the Hugging Face layout"
+        ) from None
+    except WrongFileError as error:
         raise EngineError(f"cannot load the model {name}: {error}") from None
 
 
-class _WrongError(Exception):
+class WrongFileError(Exception):
     """What is wrong with a file; begins with its name."""
 
 
@@ -152,20 +156,22 @@ def model_files(folder: Path, *, trusted: bool) -> list[Path]:
 
 def _check(folder: Path, *, trusted: bool) -> Stored:
     try:
-        files = {path.name: _size(path) for path in model_files(folder, trusted=trusted)}
+        files = {path.name: size_of(path) for path in model_files(folder, trusted=trusted)}
     except OSError as error:
-        raise _WrongError(f"{error.filename or folder}: {error.strerror}") from None
+        raise WrongFileError(f"{error.filename or folder}: {error.strerror}") from None
     if "config.json" not in files:
         raise _NoConfig
     if "adapter_config.json" in files:
-        raise _WrongError("adapter_config.json: this is an adapter of another model; merge the two and save the result")
+        raise WrongFileError(
+            "adapter_config.json: this is an adapter of another model; give that as --target, and this as --adapter"
+        )
     for file, length in files.items():
         if length > _LARGEST_TEXT and not file.endswith((".safetensors", ".bin")):
-            raise _WrongError(f"{file}: {length:,} bytes is too large for such a file")
-    config = _object(folder / "config.json")
+            raise WrongFileError(f"{file}: {length:,} bytes is too large for such a file")
+    config = object_of(folder / "config.json")
     for file in ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if file in files:
-            settings = _object(folder / file)
+            settings = object_of(folder / file)
             _check_tokens(file, settings)
             _check_code(file, settings, trusted=trusted)
     _check_tokens("config.json", config)
@@ -176,15 +182,16 @@ def _check(folder: Path, *, trusted: bool) -> Stored:
     return Stored(size, tensors or [])
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Bytes of a file that can be read; a WrongFileError if it cannot."""
     try:
         found = path.stat()
     except OSError as error:
-        raise _WrongError(f"{path.name}: {error.strerror}") from None
+        raise WrongFileError(f"{path.name}: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode):
-        raise _WrongError(f"{path.name}: this is not a regular file")
+        raise WrongFileError(f"{path.name}: this is not a regular file")
     if not os.access(path, os.R_OK):
-        raise _WrongError(f"{path.name}: it may not be read")
+        raise WrongFileError(f"{path.name}: it may not be read")
     return found.st_size
 
 
@@ -193,21 +200,23 @@ def _parse(file: str, content: bytes, pairs: Callable[[list[tuple[str, Any]]], A
     try:
         return json.loads(content, object_pairs_hook=pairs)
     except RecursionError:
-        raise _WrongError(f"{file}: it is nested too deeply") from None
+        raise WrongFileError(f"{file}: it is nested too deeply") from None
     except UnicodeDecodeError:
-        raise _WrongError(f"{file}: it is not UTF-8") from None
+        raise WrongFileError(f"{file}: it is not UTF-8") from None
     except ValueError as error:
-        raise _WrongError(f"{file}: it is not JSON: {error}") from None
+        raise WrongFileError(f"{file}: it is not JSON: {error}") from None
 
 
-def _object(path: Path) -> dict[str, Any]:
+def object_of(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; a WrongFileError if it holds none."""
     settings = _parse(path.name, path.read_bytes())
     if not isinstance(settings, dict):
-        raise _WrongError(f"{path.name}: it must hold an object, not {_shown(settings)}")
+        raise WrongFileError(f"{path.name}: it must hold an object, not {shown(settings)}")
     return settings
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as JSON, cut where it is long."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -225,12 +234,12 @@ def _check_tokens(file: str, settings: dict[str, Any]) -> None:
         value = settings.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(i) is int for i in ids):
-            raise _WrongError(f"{file}: {key} must be a token id or a list of them, got {_shown(value)}")
+            raise WrongFileError(f"{file}: {key} must be a token id or a list of them, got {shown(value)}")
         if wrong := [i for i in ids if abs(i) > _LARGEST]:
-            raise _WrongError(f"{file}: {key} must be at most {_LARGEST:,}, got {_shown(wrong[0])}")
+            raise WrongFileError(f"{file}: {key} must be at most {_LARGEST:,}, got {shown(wrong[0])}")
     longest = settings.get("model_max_length")
     if longest is not None and type(longest) not in (int, float):
-        raise _WrongError(f"{file}: model_max_length must be a number, got {_shown(longest)}")
+        raise WrongFileError(f"{file}: model_max_length must be a number, got {shown(longest)}")
 
 
 def _check_code(file: str, settings: dict[str, Any], *, trusted: bool) -> None:
@@ -238,29 +247,31 @@ def _check_code(file: str, settings: dict[str, Any], *, trusted: bool) -> None:
     for key, value in _nested(settings):
         names = str(value)
         if key == "auto_map" and trusted and "--" in names:
-            raise _WrongError(f"{file}: auto_map names code of another repository; copy the code into this folder")
+            raise WrongFileError(f"{file}: auto_map names code of another repository; copy the code into this folder")
         if key.lstrip("_").startswith("attn_implementation") and "/" in names:
-            raise _WrongError(f"{file}: {key} names code on the hub, which detgen does not run; remove it")
+            raise WrongFileError(f"{file}: {key} names code on the hub, which detgen does not run; remove it")
 
 
 def _check_counts(config: dict[str, Any], most_layers: int) -> None:
     if not isinstance(config.get("model_type"), str):
-        raise _WrongError(f"config.json: model_type must be a text, got {_shown(config.get('model_type'))}")
+        raise WrongFileError(f"config.json: model_type must be a text, got {shown(config.get('model_type'))}")
     for key, value in _nested(config):
         if _LABELS.fullmatch(key) and type(value) is int and value > _MOST_LABELS:
-            raise _WrongError(f"config.json: {key} must be at most {_MOST_LABELS:,}, got {value:,}")
+            raise WrongFileError(f"config.json: {key} must be at most {_MOST_LABELS:,}, got {value:,}")
         if _LAYERS.fullmatch(key) and type(value) is int and value > most_layers:
-            raise _WrongError(f"config.json: {key} is {value:,}, and the weights have only {most_layers:,} tensors")
+            raise WrongFileError(f"config.json: {key} is {value:,}, and the weights have only {most_layers:,} tensors")
         if key == "query_pre_attn_scalar" and value is not None and not (type(value) in (int, float) and value > 0):
-            raise _WrongError(f"config.json: {key} must be a number above 0, got {_shown(value)}")
+            raise WrongFileError(f"config.json: {key} must be a number above 0, got {shown(value)}")
         if value is None or not _COUNTS.fullmatch(key) or isinstance(value, list | dict):
             continue
         if key == "sliding_window" and value == 0 and config.get("use_sliding_window") is False:
             continue  # as transformers writes it for models that could have one
         if type(value) is not int or not 1 <= value <= _LARGEST:
-            raise _WrongError(f"config.json: {key} must be a whole number from 1 to {_LARGEST:,}, got {_shown(value)}")
+            raise WrongFileError(
+                f"config.json: {key} must be a whole number from 1 to {_LARGEST:,}, got {shown(value)}"
+            )
         if _EXPERTS.fullmatch(key) and value > _MOST_EXPERTS:
-            raise _WrongError(f"config.json: {key} must be at most {_MOST_EXPERTS:,}, got {value:,}")
+            raise WrongFileError(f"config.json: {key} must be at most {_MOST_EXPERTS:,}, got {value:,}")
 
 
 def _check_quantized(config: dict[str, Any], tensors: list[Tensor]) -> None:
@@ -268,7 +279,7 @@ def _check_quantized(config: dict[str, Any], tensors: list[Tensor]) -> None:
     settings = config.get("quantization_config")
     said = isinstance(settings, dict) and settings.get("quant_method") == "bitsandbytes"
     if said and tensors and not any(tensor.dtype in ("U8", "I8") for tensor in tensors):
-        raise _WrongError(
+        raise WrongFileError(
             "config.json: quantization_config says that bitsandbytes has quantized the weights, and it has not;"
             " remove it, or quantize them with --target-quant nf4 or int8"
         )
@@ -279,7 +290,7 @@ def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tup
     explicit = config.get("transformers_weights")
     if explicit is not None:
         if explicit not in files:
-            raise _WrongError(f"config.json: transformers_weights names {_shown(explicit)}, which is not here")
+            raise WrongFileError(f"config.json: transformers_weights names {shown(explicit)}, which is not here")
         names = [str(explicit)]
     elif "model.safetensors" in files:
         names = ["model.safetensors"]
@@ -290,46 +301,46 @@ def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tup
     elif "pytorch_model.bin.index.json" in files:
         names = _shards(folder / "pytorch_model.bin.index.json", files)
     else:
-        raise _WrongError("there are no weights in the folder, such as model.safetensors")
+        raise WrongFileError("there are no weights in the folder, such as model.safetensors")
     stored = sum(files[name] for name in names)
     if not all(name.endswith(".safetensors") for name in names):
         return stored, None
     tensors: dict[str, Tensor] = {}
     for name in names:
-        for tensor in _tensors(folder / name, files[name]):
+        for tensor in tensors_of(folder / name, files[name]):
             if other := tensors.get(tensor.name):
-                raise _WrongError(f"{name}: it has {_shown(tensor.name)}, which {other.file} has, too")
+                raise WrongFileError(f"{name}: it has {shown(tensor.name)}, which {other.file} has, too")
             tensors[tensor.name] = tensor
     return stored, list(tensors.values())
 
 
 def _shards(index: Path, files: dict[str, int]) -> list[str]:
-    placed = _object(index).get("weight_map")
+    placed = object_of(index).get("weight_map")
     if not isinstance(placed, dict) or not placed or not all(isinstance(v, str) for v in placed.values()):
-        raise _WrongError(f"{index.name}: weight_map must say for each weight in which file it is")
+        raise WrongFileError(f"{index.name}: weight_map must say for each weight in which file it is")
     names = sorted(set(placed.values()))
     for name in names:
         if name not in files:
-            raise _WrongError(f"{index.name}: it names {_shown(name)}, which is not in the folder")
+            raise WrongFileError(f"{index.name}: it names {shown(name)}, which is not in the folder")
     return names
 
 
-def _tensors(path: Path, length: int) -> list[Tensor]:
+def tensors_of(path: Path, length: int) -> list[Tensor]:
     """The tensors of a safetensors file, whose header must fit its length."""
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
         if length < 8 or header > min(length - 8, _LARGEST_HEADER):
-            raise _WrongError(f"{path.name}: it is cut short, or no safetensors file")
+            raise WrongFileError(f"{path.name}: it is cut short, or no safetensors file")
         found = _parse(path.name, file.read(header), partial(_once, path.name))
     if not isinstance(found, dict):
-        raise _WrongError(f"{path.name}: its header is no object")
+        raise WrongFileError(f"{path.name}: its header is no object")
     found.pop("__metadata__", None)
     first = 8 + header
     tensors = []
     for name, tensor in found.items():
         place = tensor.get("data_offsets") if isinstance(tensor, dict) else None
         if not isinstance(place, list) or len(place) != 2 or not all(type(i) is int and i >= 0 for i in place):
-            raise _WrongError(f"{path.name}: its header does not say where each tensor is")
+            raise WrongFileError(f"{path.name}: its header does not say where each tensor is")
         begin, end = place
         tensors.append(
             Tensor(name, path.name, str(tensor.get("dtype")), tensor.get("shape"), first + begin, end - begin)
@@ -337,11 +348,13 @@ def _tensors(path: Path, length: int) -> list[Tensor]:
     at = first
     for tensor in sorted(tensors, key=lambda tensor: (tensor.at, tensor.size)):
         if tensor.at != at or tensor.size < 0:
-            raise _WrongError(f"{path.name}: its tensors overlap or leave a gap, at {_shown(tensor.name)}")
+            raise WrongFileError(f"{path.name}: its tensors overlap or leave a gap, at {shown(tensor.name)}")
         at += tensor.size
     if at != length:
         kind = "cut short" if at > length else "longer than its tensors"
-        raise _WrongError(f"{path.name}: it is {kind}: {at - first:,} bytes of tensors, {length - first:,} in the file")
+        raise WrongFileError(
+            f"{path.name}: it is {kind}: {at - first:,} bytes of tensors, {length - first:,} in the file"
+        )
     return tensors
 
 
@@ -350,6 +363,6 @@ def _once(file: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:
-            raise _WrongError(f"{file}: its header has {_shown(key)} twice")
+            raise WrongFileError(f"{file}: its header has {shown(key)} twice")
         made[key] = value
     return made

@@ -18,12 +18,14 @@ from torch import nn
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.kernels.c.quantizing import MADE, Form
 from detgen.models import gguf_models, lazy_weights
+from detgen.models.adapter_files import Adapter, check_adapter
 from detgen.models.bitsandbytes_weights import QUANTS, Quantizing, is_quantized
 from detgen.models.description import has_description
 from detgen.models.digest import Told, digests
 from detgen.models.explained import explained
 from detgen.models.fitting import (
     check_memory,
+    check_mergeable,
     check_method,
     check_numbers,
     check_size,
@@ -35,6 +37,7 @@ from detgen.models.gguf_header import check_gguf
 from detgen.models.hub import fetched
 from detgen.models.keeping import Kept, Place
 from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
+from detgen.models.merging import Merging
 from detgen.models.mxfp4_weights import is_mxfp4
 from detgen.models.own_forward import OwnForward
 from detgen.models.settings import context_of, ends_of, load_settings
@@ -77,6 +80,7 @@ class LoadedModel:
         rounded: number format that weights were rounded to when they were read; None for none.
         own: what its own forward has told, if that is kept; then `model` only says what there is, and computes nothing.
         keep: keeps that for the next time; None if it is not to be kept.
+        adapter: digest of the adapter that was merged into its weights; None for none.
         vocabulary: entries of the logits.
     """
 
@@ -91,6 +95,7 @@ class LoadedModel:
     rounded: torch.dtype | None = None
     own: OwnForward | None = None
     keep: Callable[[OwnForward], None] | None = None
+    adapter: str | None = None
     vocabulary: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,6 +164,7 @@ def load_model(
     trusted: bool = False,
     observer: Observer | None = None,
     role: Role | None = None,
+    adapter: str | Path | None = None,
 ) -> LoadedModel:
     """Load a decoder with transformers, or as it is kept from the last time.
 
@@ -170,14 +176,17 @@ def load_model(
         trusted: whether the model's own code may run (`--trust-remote-code`).
         observer: receives progress.
         role: as what it is kept, which is for models that the native pass knows; None keeps nothing.
+        adapter: folder of an adapter that is merged into its weights before they are quantized; None for none.
 
     Raises:
         EngineError: if there is no such model, it needs code and is not trusted, its files are damaged or do not belong
-            together, it does not fit the memory, or it is not a decoder.
+            together, it does not fit the memory, it is not a decoder, or the adapter cannot be merged.
     """
     observer = observer or Unobserved()
     folder = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
-    at = Place(folder, role, dtype, quant) if role and not trusted else None
+    change = None if adapter is None else check_adapter(adapter, folder)
+    merged = None if change is None else _digest_of(change, observer)
+    at = Place(folder, role, dtype, quant, merged) if role and not trusted else None
     if folder.is_file():
         observer.stage(f"loading {name}")
         return _load_gguf(folder, name, dtype, quant, observer, at)
@@ -189,17 +198,20 @@ def load_model(
         quantized: bool = kept.facts["quantized"]
         chosen = _chosen(dtype, stored, quantized=quantized)
         check_memory(sum(p.numel() for p in model.parameters()), None if form in MADE or quantized else chosen)
-        read = lazy_weights.quantized_reader_of if quantized else lazy_weights.reader_of
-        return read(model, folder, stored, chosen)
+        of = lazy_weights.quantized_reader_of if quantized else lazy_weights.reader_of
+        read = of(model, folder, stored, chosen)
+        return read if read is None or change is None else Merging(model, read, change)
 
     if at is not None and (found := _kept(at, folder, name, dtype, form, observer, reading)):
-        return found
+        return replace(found, adapter=merged)
     from transformers import AutoModelForCausalLM
 
     _quiet()
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     quantized, quantizing = is_quantized(config) or is_mxfp4(config), quant in QUANTS
     check_unquantized(name, quant, config)
+    if change is not None:
+        check_mergeable(name, change.name, config)
     chosen = _chosen(dtype, stored, quantized=quantized)
     with explained(name, "config.json"):
         check_method(config)
@@ -223,6 +235,9 @@ def load_model(
                 folder, config=config, trust_remote_code=trusted, dtype=chosen, **checks
             )
             check_weights(loading, model)
+        if change is not None:
+            with explained(name, change.name):
+                read = Merging(model, read, change)
         read = Quantizing(model, read, quant) if quantizing else read
         if read is not held and not lazy:
             check_size(stored.size, config, torch.float32, trusted=trusted)
@@ -237,8 +252,9 @@ def load_model(
         context = context_of(model.config.get_text_config())
         eos = ends_of(model, tokenizer)
         digest = _digest(folder, observer, trusted=trusted)
-    loaded = LoadedModel(name, model, tokenizer, digest, context, eos, form, read, _HALVES.get(dtype))
-    if at is not None and lazy and isinstance(read, Reader):
+    rounded = _HALVES.get(dtype)
+    loaded = LoadedModel(name, model, tokenizer, digest, context, eos, form, read, rounded, adapter=merged)
+    if at is not None and lazy and isinstance(read, Reader | Merging):
         loaded = _keeping(loaded, at, folder, {"quantized": quantized}, {})
     return loaded
 
@@ -367,6 +383,16 @@ def _digest(place: Path, observer: Observer, *, trusted: bool) -> str:
         for file, digest in zip(files, digests(files, observer), strict=True)
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def adapter_digest_of(adapter: str | Path) -> str:
+    """The digest of an adapter; errors as `load_model`."""
+    return _digest_of(check_adapter(adapter, None), Unobserved())
+
+
+def _digest_of(adapter: Adapter, observer: Observer) -> str:
+    with explained(adapter.name):
+        return adapter.digest(observer)
 
 
 def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:

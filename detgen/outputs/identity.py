@@ -111,8 +111,9 @@ def model_stamp(config: EngineConfig) -> str | None:
         versions = [importlib.metadata.version(package) for package in packages]
     except importlib.metadata.PackageNotFoundError:  # whoever loads the model says it
         return None
+    adapter = () if config.adapter is None else _files(Path(config.adapter))
     asked = (config.device, config.dtype, config.kv_dtype, config.target_quant, config.trust_remote_code)
-    facts = (detgen.__version__, ARITHMETIC, platform.node(), *versions, *asked, files)
+    facts = (detgen.__version__, ARITHMETIC, platform.node(), *versions, *asked, files, *adapter)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

@@ -97,11 +97,12 @@ class Settings(TypedDict):
 
 @_declared
 class Model(TypedDict):
-    """A model by its files' digest."""
+    """A model by its files' digest, and that of an adapter that was merged into it."""
 
     name: str
     digest: str
     quant: _Quant
+    adapter: NotRequired[str]
 
 
 @_declared
@@ -199,6 +200,7 @@ class _Manifest(TypedDict):
     input: Input
     settings: Settings
     model: str | None
+    adapter: NotRequired[str]
     model_stamp: str | None
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     profile: Profile

@@ -21,6 +21,7 @@ def run(manifest: Fields) -> Table:
     rows = [
         ("target model", target["name"]),
         ("digest of its files", target["digest"]),
+        *([("digest of the adapter", target["adapter"])] if "adapter" in target else []),
         ("number format", f"{profile['dtype']}{quant}"),
         ("keys and values", profile["kv_dtype"]),
         ("arithmetic", profile["arithmetic"]),

@@ -152,7 +152,8 @@ class ScoreConfig:
     engine: Annotated[
         EngineConfig,
         Part(
-            *("target", "device", "dtype", "kv_dtype", "target_quant", "trust_remote_code", "batch_size", "threads"),
+            *("target", "device", "dtype", "kv_dtype", "adapter", "target_quant"),
+            *("trust_remote_code", "batch_size", "threads"),
             *("kv_memory", "prefix_cache", "speculative_prefill"),
             drafter="none",
         ),

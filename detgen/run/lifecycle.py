@@ -322,6 +322,7 @@ def _manifest(
             **({"acceptance_log": config.acceptance_log} if isinstance(config, RunConfig) else {}),
             "settings": {name: getattr(config.engine, name) for name in _SETTINGS} | _workers(config),
             "model": config.engine.target,
+            **({} if config.engine.adapter is None else {"adapter": config.engine.adapter}),
             "model_stamp": model_stamp(config.engine),
             "seconds": 0.0,
         }

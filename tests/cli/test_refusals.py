@@ -48,6 +48,8 @@ CASES = {
     "run p.jsonl --target ./no": "there is no such folder",
     "run p.jsonl --target a/b/c": "not a name on the hub",
     "run p.jsonl --target empty": "no config.json",
+    "run p.jsonl --adapter ./no": "cannot use the adapter ./no: there is no such folder",
+    "run p.jsonl --adapter empty": "adapter_config.json is not in this folder",
     "run p.jsonl --draft ./no": "there is no such folder",
     "audit no": "no manifest.json",
     "audit out": "there is no such folder",

@@ -86,7 +86,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         ),
         *("--prefix-cache", "off", "--speculative-prefill", "3", "--show-thoughts", "--acceptance-log", "zst"),
         *("--trust-remote-code", "--prompt-column", "q", "--seed-per-line", "--echo"),
-        *("--output-format", "openai", "--workers", "2", "--ray", "auto"),
+        *("--output-format", "openai", "--adapter", "A", "--workers", "2", "--ray", "auto"),
     )
     assert result.exit_code == 0, result.output
     params = SamplingParams(
@@ -116,6 +116,7 @@ def test_every_option_arrives(run_with: RunWith) -> None:
         device="cuda:1",
         dtype="bfloat16",
         kv_dtype="bfloat16",
+        adapter="A",
         target_quant="nf4",
         draft_quant="int8",
         threads=1,

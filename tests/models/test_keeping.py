@@ -133,7 +133,7 @@ def test_what_is_kept_is_compared_each_time(folder: Path, loaded: list[LoadedMod
     """A forward that gave other logits is not that of this model."""
     engine(folder)
     (path,) = (Path(os.environ["XDG_CACHE_HOME"]) / "detgen" / "models").iterdir()
-    place = keeping.Place(folder, "target", "auto", "none")
+    place = keeping.Place(folder, "target", "auto", "none", None)
     found = place.read()
     assert found is not None
     reference = found.arrays["reference"]

@@ -21,7 +21,7 @@ from detgen.verify.perturb.result import Case
 from detgen.verify.perturb.running import Subject
 
 _CONFIG = (
-    *("target", "draft", "device", "dtype", "kv_dtype", "target_quant", "draft_quant"),
+    *("target", "draft", "device", "dtype", "kv_dtype", "adapter", "target_quant", "draft_quant"),
     *("threads", "kv_memory", "batch_size"),
 )
 

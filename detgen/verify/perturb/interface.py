@@ -34,7 +34,8 @@ class CheckConfig:
     engine: Annotated[
         EngineConfig,
         Part(
-            *("target", "draft", "device", "dtype", "kv_dtype", "target_quant", "draft_quant", "trust_remote_code"),
+            *("target", "draft", "device", "dtype", "kv_dtype", "adapter"),
+            *("target_quant", "draft_quant", "trust_remote_code"),
             *("threads", "kv_memory"),
         ),
     ] = field(default_factory=EngineConfig)

@@ -82,6 +82,7 @@ def _options(task: Task, config: EngineConfig) -> list[str]:
         "device": config.device,
         "dtype": config.dtype,
         "kv_dtype": config.kv_dtype,
+        "adapter": config.adapter,
         "target_quant": config.target_quant if quant == "none" else quant,
         "draft_quant": config.draft_quant,
         "kv_memory": config.kv_memory,

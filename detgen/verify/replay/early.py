@@ -56,6 +56,8 @@ def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
     changes: dict[str, Any] = {}
     if config.target is None:
         changes["target"] = manifest["model"]
+        if config.adapter is None:
+            changes["adapter"] = manifest.get("adapter")
     if config.target_quant == "none":
         changes["target_quant"] = profile["target"]["quant"]
     if config.dtype == "auto" and profile["dtype"] in TOLERANCE:

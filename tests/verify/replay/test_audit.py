@@ -227,12 +227,15 @@ def test_no_run(tmp_path: Path) -> None:
 def test_config_takes_the_runs_model(folder: Path) -> None:
     """Model, number formats and quantization are the run's where nothing else is asked for."""
     manifest = read_manifest(folder)
-    manifest["model"], manifest["profile"]["dtype"] = "models/x", "bfloat16"
+    manifest["model"], manifest["adapter"], manifest["profile"]["dtype"] = "models/x", "adapters/x", "bfloat16"
     config = config_of(manifest, EngineConfig())
     assert (config.target, config.dtype, config.drafter) == ("models/x", "bfloat16", "none")
     assert config.kv_dtype == "float32", "and not what --dtype bfloat16 would have"
     assert config_of(manifest, EngineConfig(target="y", kv_dtype="bfloat16")).kv_dtype == "bfloat16"
     assert config_of(manifest, EngineConfig(target="y")).target == "y"
+    assert config.adapter == "adapters/x"
+    assert config_of(manifest, EngineConfig(target="y")).adapter is None, "which belongs to the run's own model"
+    assert config_of(manifest, EngineConfig(adapter="y")).adapter == "y"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""Merges an adapter into the weights of a model while they are read; docs/numerics.md states the sums."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+
+from detgen.kernels.c.modules import NativeLinear
+from detgen.models.adapter_files import Adapter
+from detgen.models.folders import Tensor
+from detgen.models.stored import ALL, Place, Read, turned, whole
+from detgen.models.wrappers import renaming
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_AT_A_TIME = 1 << 22  # entries of a weight that are merged at a time
+
+
+class _Change(NamedTuple):
+    """What is added to a weight, [rows, columns].
+
+    Attributes:
+        left: gives [rows, rank]; [rank, rows] if the weight has inputs before outputs.
+        right: gives [rank, columns]; [columns, rank] likewise.
+        turned: whether it has.
+        scale: of the product.
+    """
+
+    left: Place
+    right: Place
+    turned: bool
+    scale: float
+
+    def on(self, weight: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Those rows of the merged weight, of those of the weight, in its number format."""
+        left, right = whole(self.left.read()).float(), whole(self.right.read()).float()
+        left, right = (left.t()[rows], right) if self.turned else (left[rows], right.t())
+        product, made = NativeLinear(right.contiguous()), torch.empty_like(weight)
+        step, scale = max(_AT_A_TIME // weight.shape[1], 1), torch.tensor(self.scale)
+        for first in range(0, len(weight), step):
+            some = slice(first, first + step)
+            made[some] = weight[some].float() + product(left[some].contiguous()) * scale
+        return made
+
+
+class Merging:
+    """Gives the weights of a model with an adapter merged into them, in the number formats that they have without it.
+
+    Args:
+        model: whose weights they are, in floating point.
+        read: gives them as they are.
+        adapter: is merged into them.
+
+    Raises:
+        ValueError: the adapter is not one of this model; names the module or the parameter.
+    """
+
+    def __init__(self, model: PreTrainedModel, read: Read, adapter: Adapter) -> None:
+        self._read, self._folder = read, adapter.folder
+        named, owners = renaming(model), defaultdict(list)
+        parameters: dict[str, tuple[nn.Module, nn.Parameter]] = {}
+        for name, module in model.named_modules():
+            for own, parameter in module.named_parameters(recurse=False):
+                full = f"{name}.{own}" if name else own
+                parameters[full] = module, parameter
+                owners[parameter].append(full)
+        self._replaced: dict[nn.Parameter, Place] = {}
+        self._changes: dict[nn.Parameter, _Change] = {}
+        for name, tensor in adapter.replaced.items():
+            found = parameters.get(named(name))
+            if found is None:
+                raise ValueError(f"{tensor.file}: the model has no weight {name}")
+            _check(tensor, tuple(found[1].shape), tuple(tensor.shape), owners[found[1]])
+            self._replaced[found[1]] = self._place(tensor)
+        for name, (up, down, scale) in adapter.factors.items():
+            module, weight = parameters.get(named(f"{name}.weight"), (None, None))
+            if module is None or weight is None:
+                raise ValueError(f"{up.file}: the model has no module {name}; is it the one that was adapted?")
+            other = type(module).__name__ == "Conv1D" and turned(module)
+            if type(module) is not nn.Linear and not other:
+                raise ValueError(f"{up.file}: {name} is a {type(module).__name__}, and only linear layers are merged")
+            shape = (down.shape[1], up.shape[0]) if other else (up.shape[0], down.shape[1])
+            _check(up, tuple(weight.shape), shape, owners[weight])
+            left, right = (self._place(t) for t in ((down, up) if other else (up, down)))
+            self._changes[weight] = _Change(left, right, other, scale)
+
+    def _place(self, tensor: Tensor) -> Place:
+        return Place(self._folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at)
+
+    def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> torch.Tensor:
+        """The weight of a parameter, or some consecutive rows of it."""
+        place, change = self._replaced.get(parameter), self._changes.get(parameter)
+        found = self._read(parameter, rows) if place is None else whole(place.read(rows)).to(parameter.dtype)
+        return whole(found) if change is None else change.on(whole(found), rows)
+
+
+def _check(tensor: Tensor, there: tuple[int, ...], given: tuple[int, ...], owners: list[str]) -> None:
+    """Refuse what does not fit a weight, or would change two modules that share it."""
+    if there != given:
+        raise ValueError(f"{tensor.file}: {tensor.name} is for a weight of {given}, and the model's is {there}")
+    if len(owners) > 1:
+        raise ValueError(
+            f"{tensor.file}: {tensor.name} would change {' and '.join(owners)}, which share one weight; merge the"
+            " adapter by PEFT, save the result with tie_word_embeddings false, and give that as --target"
+        )
