@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,20 @@ import torch
 @pytest.fixture(scope="session")
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patched_once() -> Iterator[None]:
+    """Have Triton's interpreter patch `triton.language` when a kernel is launched, not in each call of a function too.
+
+    It spends a third of its time on that. The first call of a function still patches, since the functions of
+    `triton.language` itself need more than kernels do; what they need is never undone.
+    """
+    interpreter: Any = pytest.importorskip("triton.runtime.interpreter")
+    patch, known = interpreter._patch_lang, interpreter.InterpretedFunction.rewritten_fn
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(interpreter, "_patch_lang", lambda fn: None if fn in known else patch(fn))
+        yield
 
 
 @contextmanager
