@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,16 +22,19 @@ from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.panels import joined, panels, stacked
 from detgen.kernels.c.quantizing import MADE, STORAGE, Form
+from detgen.kernels.triton import attend, linear, whole_linear
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
-from detgen.program import steps
+from detgen.program import arithmetic, interpreter, steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import (
     LOGIT_BLOCK,
     PAGE,
     PANEL,
+    PART_INPUTS,
     SCORED,
     SECTION_BLOCKS,
+    SECTION_PARTS,
     Activation,
     Buffer,
     Cache,
@@ -133,11 +137,40 @@ def test_linear(
     alike(device, rows_of(rows), {x: numbers(1, rows, inputs), to: numbers(4, rows, outputs)}, step)
 
 
+@pytest.fixture
+def inputs_of_a_section(device: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A quarter of them in the interpreter, which takes long for each."""
+    if device != "cpu":
+        return SECTION_PARTS * PART_INPUTS
+    monkeypatch.setattr(arithmetic, "SECTION_PARTS", SECTION_PARTS // 4)
+    monkeypatch.setattr(arithmetic, "_SECTION", inputs := SECTION_PARTS // 4 * PART_INPUTS)
+    for kernels in (linear, whole_linear):
+        monkeypatch.setattr(kernels, "_SECTION", inputs)
+    return inputs
+
+
 @pytest.mark.parametrize(
-    ("inputs", "form", "gated"),
-    [(1024, "none", False), (2177, "none", False), (1120, "q4", True), (1280, "q4_k", True), (1158, "pairs", True)],
+    ("sections", "more", "form", "gated"),
+    [
+        (1, 0, "none", False),
+        (2, 129, "none", False),
+        (1, 96, "q4", True),
+        (1, 256, "q4_k", True),
+        (1, 134, "pairs", True),
+    ],
 )
-def test_sections_of_a_linear_layer(device: str, inputs: int, form: Form, gated: bool) -> None:
+def test_sections_of_a_linear_layer(
+    device: str, inputs_of_a_section: int, sections: int, more: int, form: Form, gated: bool
+) -> None:
+    of_several_sections(device, sections * inputs_of_a_section + more, form, gated)
+
+
+@pytest.mark.parametrize(("more", "form"), [(1, "none"), (32, "q4")])
+def test_how_long_a_section_is(device: str, more: int, form: Form) -> None:
+    of_several_sections(device, SECTION_PARTS * PART_INPUTS + more, form, False)
+
+
+def of_several_sections(device: str, inputs: int, form: Form, gated: bool) -> None:
     dtype = torch.bfloat16 if form == "pairs" else torch.float32
     weights = [numbers(seed, 5, inputs).to(dtype) for seed in (2, 3)[: 1 + gated]]
     packed = joined(weights, [numbers(4, 5), numbers(5, 5)] if gated else [], form, gated=gated)
@@ -438,6 +471,17 @@ class Case(NamedTuple):
         return alike(device, self.rows, self.buffers, self.step)[self.step.to]
 
 
+@pytest.fixture
+def section(device: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The keys of a section: a quarter of them in the interpreter, which takes long for each."""
+    if device != "cpu":
+        return SECTION
+    for reader in (attend, interpreter):
+        monkeypatch.setattr(reader, "SECTION_BLOCKS", SECTION_BLOCKS // 4)
+    monkeypatch.setattr(attend, "_BLOCKS", SECTION_BLOCKS // 4)
+    return SECTION // 4
+
+
 @examples(8)
 @given(
     heads=st.sampled_from([(1, 1, 8), (4, 2, 8), (6, 2, 12), (8, 1, 8)]),
@@ -470,19 +514,20 @@ SECTION = SECTION_BLOCKS * PAGE
 
 
 @pytest.mark.parametrize(
-    ("heads", "starts", "how"),
+    ("heads", "case"),
     [
-        ((1, 1, 4), [SECTION - 3, 2 * SECTION - 2], {"scale": 1.3}),  # rows on both sides of where sections meet
-        ((3, 1, 4), [SECTION + 40], {"window": 700}),  # from the middle of a block of the section before
-        ((4, 1, 4), [SECTION + 70], {"window": 90, "softcap": 2.0}),
-        ((3, 1, 4), [1403, 2 * SECTION], {"chunk": 1406}),  # a chunk begins among the rows, in the middle of a block
-        ((4, 2, 4), [SECTION + 200], {"chunk": 1000, "window": 230, "softcap": 0.7}),
-        ((4, 2, 4), [SECTION - 2], {"sinks": torch.tensor([0.0, -3.0, 9.0, torch.inf])}),
+        ((1, 1, 4), lambda n: ([n - 3, 2 * n - 2], {"scale": 1.3})),  # rows on both sides of where sections meet
+        ((3, 1, 4), lambda n: ([n + 40], {"window": n - 76})),  # from the middle of a block of the section before
+        ((4, 1, 4), lambda n: ([n + 70], {"window": 90, "softcap": 2.0})),
+        ((3, 1, 4), lambda n: ([n + 94, 2 * n], {"chunk": n + 97})),  # begins among the rows, in the middle of a block
+        ((4, 2, 4), lambda n: ([n + 200], {"chunk": n - 6, "window": 230, "softcap": 0.7})),
+        ((4, 2, 4), lambda n: ([n - 2], {"sinks": torch.tensor([0.0, -3.0, 9.0, torch.inf])})),
     ],
 )
 def test_sections_of_attention(
-    device: str, heads: tuple[int, int, int], starts: list[int], how: dict[str, Any]
+    device: str, section: int, heads: tuple[int, int, int], case: Callable[[int], tuple[list[int], dict[str, Any]]]
 ) -> None:
+    starts, how = case(section)
     Windows(starts, [5] * len(starts)).attend(heads, **how).results(device)
 
 
@@ -493,16 +538,15 @@ def test_small_tiles_of_attention(device: str, monkeypatch: pytest.MonkeyPatch) 
     Windows([SECTION - 2, 3], [5, 1]).attend((6, 2, 4), window=120).results(device)
 
 
-def test_scores_that_are_not_finite(device: str) -> None:
+def test_scores_that_are_not_finite(device: str, section: int) -> None:
     """Of a key, of a block and of a section, each -inf: they weigh nothing. A row that sees NaN or inf is NaN."""
-    case = Windows([SECTION + 200], [12]).attend((2, 1, 4), window=SECTION + 20)
+    case = Windows([section + 200], [12]).attend((2, 1, 4), window=section + 20)
     qkv = case.buffers[case.step.qkv]
     qkv[:, 0] = 1e30  # of the first head
-    case.put(0.0, 0, *range(SECTION + 212))
+    case.put(0.0, 0, *range(section + 212))
     first = case.results(device)
     assert first.isfinite().all()
-    section = range(SECTION)
-    case.put(-1e18, 0, *section, *range(SECTION + 64, SECTION + 128), SECTION + 150)
+    case.put(-1e18, 0, *range(section), *range(section + 64, section + 128), section + 150)
     second = case.results(device)
     assert second.isfinite().all()
     assert not same_bits(first, second)
@@ -512,7 +556,7 @@ def test_scores_that_are_not_finite(device: str) -> None:
         assert found.isnan().all(1).tolist() == [True] * 5 + [False] * 7
         assert same_bits(found[5:], second[5:, :6])
         case.put(-1e18, 0, 185)
-    case.put(-1e18, 0, *range(SECTION + 212))
+    case.put(-1e18, 0, *range(section + 212))
     assert case.results(device)[:, :6].isnan().all()
 
 
@@ -528,11 +572,16 @@ def test_what_is_not_seen_is_not_read(device: str) -> None:
     assert same_bits(found[3], clean[3])
 
 
-@pytest.mark.parametrize("form", ["none", "pairs", *MADE])
-@pytest.mark.parametrize(("experts", "picks"), [(5, 2), (40, 3), (4, 4), (150, 2)])
-def test_experts(device: str, form: Form, experts: int, picks: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "experts", "picks", "rows"),
+    [
+        *(("none", *of, 6) for of in ((5, 2), (40, 3), (4, 4), (150, 2))),
+        *((form, 40, 3, 3) for form in ("pairs", *MADE)),
+    ],
+)
+def test_experts(device: str, form: Form, experts: int, picks: int, rows: int) -> None:
     """Routes, what each of a row's experts gives, and their sum."""
-    rows, hidden, inner = 6, 32, 40 if form == "none" else 64
+    hidden, inner = 32, 40 if form == "none" else 64
     up, down = numbers(1, experts, 2 * inner, hidden) * 0.2, numbers(2, experts, hidden, inner) * 0.2
     x, logits, routes = Buffer("x", hidden), Buffer("logits", experts), Buffer("routes", 2 * picks)
     made, each, to = Buffer("made", picks * inner), Buffer("each", picks * hidden), Buffer("to", hidden)

@@ -48,14 +48,14 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-GPT2 = {"vocab_size": 140, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+GPT2 = {"vocab_size": 140, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama 3": lambda: hf.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
-    "mistral, a window": lambda: hf.MistralConfig(**SIZES, sliding_window=5),
-    "qwen2, biases": lambda: hf.Qwen2Config(**SIZES),
-    "qwen3, norms of heads": lambda: hf.Qwen3Config(**SIZES, head_dim=16),
+    "mistral, a window": lambda: hf.MistralConfig(**TINY, sliding_window=5),
+    "qwen2, biases": lambda: hf.Qwen2Config(**TINY),
+    "qwen3, norms of heads": lambda: hf.Qwen3Config(**TINY, head_dim=16),
     "qwen3, experts": lambda: hf.Qwen3MoeConfig(
-        **SIZES, head_dim=8, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20
+        **TINY, head_dim=8, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20
     ),
     "gemma2, caps": lambda: hf.Gemma2Config(**SIZES, head_dim=8, sliding_window=5),
     "gemma3, two rotations": lambda: hf.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=5),
@@ -63,8 +63,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **SIZES, head_dim=8, sliding_window=5, num_local_experts=5, num_experts_per_tok=3
     ),
     "gpt2, positions": lambda: hf.GPT2Config(**GPT2),
-    "cohere, in parallel": lambda: hf.CohereConfig(**SIZES),
-    "granite, factors": lambda: hf.GraniteConfig(**SIZES, residual_multiplier=0.3, embedding_multiplier=3.0),
+    "cohere, in parallel": lambda: hf.CohereConfig(**TINY),
+    "granite, factors": lambda: hf.GraniteConfig(**TINY, residual_multiplier=0.3, embedding_multiplier=3.0),
 }
 
 
@@ -242,13 +242,13 @@ def test_passes_behind_an_end_are_counted(forward: ModelRunner) -> None:
 def test_drafts_are_launched_likewise(forward: ModelRunner) -> None:
     windows = Windows.of([Window(0, 0, [5, 6], 1), Window(1, 0, [7], 1)])
     choices = [Choice(0.8, seed=3), Choice()]
-    drafts = forward.draft(windows, np.array([4, 2]), choices)
-    assert [len(draft) for draft in drafts] == [4, 2]
-    _, scores, _ = forward.sample(windows, np.array([4, 2]), Choices.of(choices))
+    drafts = forward.draft(windows, np.array([3, 2]), choices)
+    assert [len(draft) for draft in drafts] == [3, 2]
+    _, scores, _ = forward.sample(windows, np.array([3, 2]), Choices.of(choices))
     assert isinstance(scores, Scores)
     assert [token for draft in drafts for token in draft] == scores.tokens.tolist()
     with forward.decoder.breaking(drafts[0][1]):  # a draft ends where logits are not finite
-        cut, _ = forward.draft(windows, np.array([4, 2]), choices)
+        cut, _ = forward.draft(windows, np.array([3, 2]), choices)
     assert cut == drafts[0][: drafts[0].index(drafts[0][1]) + 1]
 
 
