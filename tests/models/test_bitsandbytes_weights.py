@@ -33,13 +33,13 @@ from detgen.runner.preparing import prepare
 bnb = pytest.importorskip("bitsandbytes")
 CPU = torch.device("cpu")
 # Blocks of 64 go on from row to row; of 72 inputs not even groups of 32 are whole.
-SIZES = STORED | {"hidden_size": 96, "intermediate_size": 72}
+SIZES = STORED | {"hidden_size": 96, "intermediate_size": 72, "vocab_size": 320}
 LLAMA = hf.LlamaConfig(**SIZES)
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: LLAMA,
     "llama, tied": lambda: hf.LlamaConfig(**{**SIZES, "hidden_size": 128}, tie_word_embeddings=True),
     "phi3": lambda: hf.Phi3Config(**SIZES),
-    "gpt2": lambda: hf.GPT2Config(vocab_size=4096, n_embd=64, n_layer=2, n_head=4, n_positions=256, bos_token_id=0),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=256, bos_token_id=0),
     "qwen2-moe": lambda: hf.Qwen2MoeConfig(
         **SIZES,
         num_experts=4,

@@ -78,12 +78,14 @@ def test_requests_muse(check: Check) -> None:
     assert again == check.pool.musing
 
 
+@pytest.mark.parametrize("config", ["keep"], indirect=True)
 @pytest.mark.parametrize("fault", sorted(THINKING_FAULTS))
 def test_found(fault: str, monkeypatch: Patch, check: Check) -> None:
     THINKING_FAULTS[fault](monkeypatch)
     assert first_failure(check, SETTINGS).error is None
 
 
+@pytest.mark.parametrize("config", ["zero"], indirect=True)
 @pytest.mark.parametrize("fault", ["state_a_chunk_late", "prefix_without_thoughts"])
 def test_explained(fault: str, monkeypatch: Patch, check: Check) -> None:
     """The first thing that differs is a state or a thought, and the explanation says which."""
