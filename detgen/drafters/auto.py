@@ -49,11 +49,12 @@ class Rate:
     def __init__(self) -> None:
         self._hits, self._tries, self.mean = 0.0, 0.0, 0.5
 
-    def learn(self, hits: int, tries: int) -> None:
-        """Take in that `hits` of `tries` tokens were accepted."""
+    def learn(self, hits: int, tries: int) -> Rate:
+        """The same, which has taken in that `hits` of `tries` tokens were accepted."""
         kept = (1 - 1 / _MEMORY) ** tries
         self._hits, self._tries = kept * self._hits + hits, kept * self._tries + tries
         self.mean = (self._hits + _PRIOR / 2) / (self._tries + _PRIOR)
+        return self
 
     def own(self, hits: float, tries: float) -> float:
         """The mean for a sequence of which `hits` of `tries` tokens were accepted."""
@@ -78,8 +79,7 @@ def best_counts(
         before = speed
         for k in lengths:
             counts = [min(n, k) for n in most]
-            drafted = sum(counts)
-            if drafted:
+            if drafted := sum(counts):
                 found = sum([gain[n] for gain, n in zip(gains, counts, strict=True)]) / seconds(k, drafted)
                 if found > speed:
                     speed, best = found, counts
@@ -111,8 +111,8 @@ class AutoDrafter(Drafter):
         self._models: dict[str, PassDrafter] = {m.name: m for m in (parts.own, parts.model) if m is not None}
         self._cost, self._most_rows = parts.target_cost, parts.most_rows
         self.draft_tokens: int = parts.draft_tokens or _MOST
-        n = parts.draft_tokens
-        self._lengths = range(1, _MOST + 1) if n is None else (min(n, parts.most_rows - 1),)
+        most = min(self.draft_tokens, parts.most_rows - 1)
+        self._lengths = range(1, _MOST + 1) if parts.draft_tokens is None else (most,)
         self._by_model = {name: Rate() for name in self._models}
         self._by_match = [Rate() for _ in range(MOST_MATCHED + 1)]
         self._found: list[tuple[list[int], int]] = []  # of each sequence, what was looked up last and after what match
@@ -175,8 +175,9 @@ class AutoDrafter(Drafter):
 
     def learn(self, seq: Drafting, drafter: str, accepted: int, tried: int) -> None:
         """Update the acceptance rates after a verified window."""
-        if drafter in self._by_model:
-            self._by_model[drafter].learn(accepted, tried)
+        if drafter in self._models:
+            changed = self._models[drafter].changed_by(accepted, tried)
+            self._by_model[drafter] = Rate() if changed else self._by_model[drafter].learn(accepted, tried)
         elif drafter == "ngram":
             for i in range(tried):
                 self._by_match[min(self._matched[seq.slot] + i, MOST_MATCHED)].learn(int(i < accepted), 1)
@@ -229,8 +230,7 @@ class AutoDrafter(Drafter):
         row = factor * sum(self._cost.slopes()) if len(self._lengths) > 1 else 0.0
         speed, counts = best_counts(chances, self._lengths, seconds, row)
         total = (borne := seconds(max(counts), sum(counts))) + factor * (all_first - first)
-        plan = Plan(drafter, speed, counts, total / factor, lambda at: total - speed * borne / at)
-        return plan if speed else None
+        return Plan(drafter, speed, counts, total / factor, lambda at: total - speed * borne / at) if speed else None
 
     def _drafts(self, plan: Plan, seqs: Sequence[Drafting]) -> list[Draft]:
         """The drafts of a plan."""

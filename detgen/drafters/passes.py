@@ -42,6 +42,14 @@ class PassDrafter(Drafter):
         """What a pass of so many rows takes, and choosing so many tokens."""
         return self.runner.cost.predict(rows, chosen=chosen)
 
+    def changed_by(self, accepted: int, tried: int) -> bool:
+        """Take in how many of a draft's tokens were accepted, of those that were tried.
+
+        Returns:
+            Whether it drafts by other weights from now on, of which nothing is known.
+        """
+        return False
+
     @abstractmethod
     def unread(self, seq: Drafting) -> int:
         """About how many of the sequence's tokens it has to read before it can draft."""

@@ -73,13 +73,14 @@ class Narrowed(NamedTuple):
 
     Attributes:
         decoder: runs it, over the KV cache of the model itself.
-        make: makes the copies, if there are none yet; else the first pass does.
-        share: of the bytes of the model's own linear layers, how many are read.
-        copies: bytes of the copies.
+        improve: gives the copies up, which the first pass makes, for better ones, which the next pass makes; False if
+            there are no better ones, or they are there.
+        share: of the bytes of the model's own linear layers, how many are read by the first copies.
+        copies: most bytes of copies.
     """
 
     decoder: Decoder
-    make: Callable[[], object]
+    improve: Callable[[], bool]
     share: float
     copies: int
 

@@ -75,7 +75,7 @@ class ProgramDecoder(ABC):
     """
 
     def __init__(self, programs: Programs, fewer: FewerBits | None = None) -> None:
-        self._programs, self._fewer, self._reached = programs, fewer, 0
+        self._programs, self._fewer, self._reached = programs, fewer, (0, False)
         self.kind, self.outputs = programs.kind, programs.outputs
         self._broken: int | None = None
         self._take: Take | None = None
@@ -92,15 +92,16 @@ class ProgramDecoder(ABC):
         if not copies:
             return None
         fewer = FewerBits()
-        return Narrowed(self._again(fewer), lambda: fewer.of(self._programs.program()), reads / own, copies)
+        return Narrowed(self._again(fewer), lambda: fewer.improve(self._programs.program()), reads / own, copies)
 
     @abstractmethod
     def _again(self, fewer: FewerBits) -> Decoder:
         """The same decoder, with something else that linear layers read."""
 
     def _outgrown(self, positions: int) -> bool:
-        """Have angles of that many positions; whether programs that were built before have fewer."""
-        before, self._reached = self._reached, self._programs.reach(positions)
+        """Have angles of that many positions; whether programs that were built before have fewer, or older weights."""
+        before = self._reached
+        self._reached = self._programs.reach(positions), self._fewer is not None and self._fewer.improved
         return before != self._reached
 
     @contextmanager

@@ -15,6 +15,8 @@ from helpers.engine_inputs import PROMPTS, ids
 from safetensors.torch import load_file, save_file
 
 from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.drafters.auto import AutoDrafter
+from detgen.drafters.registry import Parts
 from detgen.drafters.self import SelfDrafter
 from detgen.errors import DEMO, DTypeName
 from detgen.kernels.c.c_decoder import CDecoder
@@ -27,7 +29,7 @@ VOCABULARY = 50
 
 
 def make(passes: Any) -> SelfDrafter:
-    return SelfDrafter(passes, Narrowed(passes, lambda: None, 0.25, 1), PassCost(), VOCABULARY, 10_000)
+    return SelfDrafter(passes, Narrowed(passes, lambda: False, 0.25, 1), PassCost(), VOCABULARY, 10_000)
 
 
 def test_drafts_behind_what_the_target_has_read(predictable: Any, draftable: Callable[..., Any]) -> None:
@@ -52,7 +54,7 @@ def test_its_first_passes_say_nothing_of_their_cost(predictable: Any, draftable:
     """They read weights that were just made; until others are timed, the bytes that are read say it."""
     target = PassCost()
     target.update(1, 0.01)
-    drafter = SelfDrafter(predictable, Narrowed(predictable, lambda: None, 0.25, 1), target, VOCABULARY, 10_000)
+    drafter = SelfDrafter(predictable, Narrowed(predictable, lambda: False, 0.25, 1), target, VOCABULARY, 10_000)
     seq = draftable(0, [1, 2, 3])
     predictable.read(0, seq.tokens[:-1])
     predictable.cost.update(1, 5.0)
@@ -124,16 +126,53 @@ def test_what_is_provisional_is_never_read(
 
 def test_copies_are_made_for_the_first_draft() -> None:
     """Not when the engine is made, not for requests that are not verified."""
-    engine = Engine(batch_size=2, kv_memory=16 << 20, drafter="self")
+    engine = Engine(batch_size=2, kv_memory=16 << 20, drafter="self", dtype="float32")
     assert engine._prepared.narrowed is not None
     copies = engine._prepared.narrowed.decoder._fewer._made  # type: ignore[attr-defined]
     engine.generate(PROMPTS, max_tokens=8, deterministic=False)
     assert not copies
     engine.generate(PROMPTS, max_tokens=8)
     assert copies
-    weights = sum(w.data.nbytes + w.scales.nbytes for _, w in copies.values())
-    assert weights == engine._prepared.narrowed.copies
-    assert 0.29 < engine._prepared.narrowed.share < 0.36
+    first = sum(w.data.nbytes + w.scales.nbytes for _, w in copies.values())
+    assert engine._prepared.narrowed.improve()
+    assert not copies
+    engine.generate(PROMPTS, max_tokens=8)
+    better = sum(w.data.nbytes + w.scales.nbytes for _, w in copies.values())
+    assert first < better == engine._prepared.narrowed.copies
+    assert not engine._prepared.narrowed.improve(), "there are no better ones"
+
+
+def test_copies_that_are_not_worth_it_are_improved(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """As soon as a hundred tokens say so; a good copy stays, and the best one, too. The new ones take time again."""
+    there = [True]
+    narrowed = Narrowed(predictable, lambda: bool(there and there.pop()), 0.25, 1)
+    drafter = SelfDrafter(predictable, narrowed, PassCost(), VOCABULARY, 10_000)
+    seq = draftable(0, [1, 2, 3])
+    predictable.read(0, seq.tokens[:-1])
+    drafter.draft([seq], [2])
+    assert drafter.ready
+    assert not any(drafter.changed_by(10, 11) for _ in range(30))
+    assert there
+    drafter = SelfDrafter(predictable, narrowed, PassCost(), VOCABULARY, 10_000)
+    drafter.draft([seq], [2])
+    assert [drafter.changed_by(8, 10) for _ in range(25)] == [False] * 9 + [True] + [False] * 15
+    assert not drafter.ready
+    predictable.cost.update(1, 5.0)
+    drafter.draft([seq], [2])
+    assert drafter.ready
+    assert drafter.seconds(1, 0) != pytest.approx(5.0)
+
+
+def test_auto_knows_nothing_of_better_copies(predictable: Any, draftable: Callable[..., Any]) -> None:
+    predictable.cost.update(1, 0.001)
+    own = SelfDrafter(predictable, Narrowed(predictable, lambda: True, 0.25, 1), PassCost(), VOCABULARY, 10_000)
+    auto = AutoDrafter(Parts(None, PassCost(), 128, None, own), "self")
+    seq = draftable(0, [1, 2, 3])
+    for _ in range(99):
+        auto.learn(seq, "self", 0, 1)
+    assert auto._by_model["self"].mean < 0.05
+    auto.learn(seq, "self", 0, 1)
+    assert auto._by_model["self"].mean == 0.5
 
 
 def test_a_weight_that_cannot_be_quantized_stays(observe: Callable[..., Any], tmp_path: Path) -> None:
