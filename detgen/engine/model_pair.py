@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from detgen.engine.config import EngineConfig
 from detgen.engine.sources import check_adapted, uses_draft
 from detgen.errors import DEMO, QuantName
-from detgen.models.loading import DTYPES, LoadedModel, Role, check_vocabularies, load_model
+from detgen.models.fitting import check_vocabularies
+from detgen.models.loading import DTYPES, LoadedModel, Role, load_model
 from detgen.models.memory import check_room
 from detgen.progress import Observer
 
@@ -29,9 +29,10 @@ def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, 
     ) -> LoadedModel:
         if source is not None and not isinstance(source, str | Path):
             return source  # loaded already
-        name, place = str(source or f"embedded:{role}"), source or DEMO / role
-        how: dict[str, Any] = {"trusted": config.trust_remote_code, "observer": observer, "role": role}
-        return load_model(place, name, config.dtype, quant, adapter=adapter, **how)
+        place, name, trusted = source or DEMO / role, str(source or f"embedded:{role}"), config.trust_remote_code
+        return load_model(
+            *(place, name, config.dtype, quant), trusted=trusted, observer=observer, role=role, adapter=adapter
+        )
 
     check_room(_ROOM, "load a model")
     check_adapted(config)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from detgen.models.folders import model_files
 from detgen.progress import Observer, Progress
 
 _SOON = 1.0  # seconds; what is done by then needs no figures
@@ -47,3 +48,15 @@ def digests(files: Sequence[Path], observer: Observer) -> list[str]:
                 told.tell(done)
         found.append(total.hexdigest())
     return found
+
+
+def model_digest(place: Path, observer: Observer, *, trusted: bool) -> str:
+    """SHA-256 of a file; of a folder, over name and content of each file that can change an output, by their names."""
+    if place.is_file():
+        return digests([place], observer)[0]
+    files = model_files(place, trusted=trusted)
+    lines = [
+        f"{file.relative_to(place).as_posix()} {digest}\n"
+        for file, digest in zip(files, digests(files, observer), strict=True)
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -1,10 +1,11 @@
-"""Checks a model's weights against its configuration, against how they are asked for, and against the memory."""
+"""Checks what has to fit: weights and configuration, how they are asked for, memory, a target and its draft model."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +17,9 @@ from detgen.models.bitsandbytes_weights import is_quantized
 from detgen.models.folders import Tensor
 from detgen.models.mxfp4_weights import is_mxfp4
 from detgen.models.wrappers import auto_class
+
+if TYPE_CHECKING:
+    from detgen.models.loading import LoadedModel
 
 
 def check_method(config: Any) -> None:
@@ -134,3 +138,24 @@ def check_weights(loading: dict[str, Any], model: nn.Module) -> None:
 
 def _and_more(count: int) -> str:
     return f" and {count - 1:,} more" if count > 1 else ""
+
+
+def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:
+    """Check that draft and target give each token the same id.
+
+    Raises:
+        EngineError: if they do not; names what differs.
+    """
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if ours == theirs:
+        return
+    differing = sorted(t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t))
+    shown = "; ".join(
+        f"{json.dumps(t, ensure_ascii=False)}: {ours.get(t, 'absent')} and {theirs.get(t, 'absent')}"
+        for t in differing[:3]
+    )
+    raise EngineError(
+        f"the draft model {draft.name} does not share the vocabulary of {target.name}: "
+        f"{len(theirs)} tokens and {len(ours)}, {len(differing)} have other ids (target and draft: {shown}). "
+        "Use a draft model of the same family, or --drafter ngram"
+    )

@@ -109,42 +109,32 @@ def _folder(name: str, place: Path) -> Known:
         for kind, bits in _BITS.items():
             weights[kind] = round(((linear + head) * bits + plain * (bits if bits >= 16 else 32)) / 8)
     text = settings.get("text_config") or settings
+    gpt2 = "n_layer" in text
+    names = ("n_layer", "n_head", "n_embd") if gpt2 else ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    kv = _kv(text, *names, "head_dim", "num_key_value_heads")
     stored = sum(tensor.size for tensor in tensors)
     whole = family in FAMILIES or family == "ThinkingStatesForCausalLM"
-    return Known(name, family, whole, sum(c for _, c in counts), stored, weights, _kv(text))
+    return Known(name, family, whole, sum(c for _, c in counts), stored, weights, kv)
 
 
 def _is_linear(tensor: Tensor) -> bool:
     return len(tensor.shape) > 1 and not _NOT_QUANTIZED.search(tensor.name)
 
 
-def _kv(settings: dict[str, Any]) -> int | None:
-    """Bytes of keys and values of a token, in float32."""
-
-    def number(*names: str) -> int | None:
-        return next((settings[each] for each in names if isinstance(settings.get(each), int)), None)
-
-    layers, heads = number("num_hidden_layers", "n_layer"), number("num_attention_heads", "n_head")
-    width = number("hidden_size", "n_embd")
-    if layers is None or heads is None or width is None:
+def _kv(settings: Mapping[str, Any], layers: str, heads: str, width: str, size: str, kv_heads: str) -> int | None:
+    """Bytes of keys and values of a token, in float32, by settings of these names; None if they do not say."""
+    found = (settings.get(name) for name in (layers, heads, width, size, kv_heads))
+    many, all_heads, wide, of_head, kept = (each if isinstance(each, int) else 0 for each in found)
+    if not many or not all_heads or not wide:
         return None
-    size = number("head_dim") or width // heads
-    return 2 * 4 * layers * (number("num_key_value_heads") or heads) * size
+    return 2 * 4 * many * (kept or all_heads) * (of_head or wide // all_heads)
 
 
 def _gguf(name: str, place: Path) -> Known:
     header = read_header(place, name)
-    family, settings = header.architecture, header.settings
-
-    def number(key: str) -> int | None:
-        found = settings.get(f"{family}.{key}")
-        return found if isinstance(found, int) else None
-
-    layers, heads, width = (number(key) for key in ("block_count", "attention.head_count", "embedding_length"))
-    kv = None
-    if layers and heads and width:
-        size = number("attention.key_length") or width // heads
-        kv = 2 * 4 * layers * (number("attention.head_count_kv") or heads) * size
-    tensors = header.tensors.values()
+    family, tensors = header.architecture, header.tensors.values()
+    attention = ("attention.key_length", "attention.head_count_kv")
+    keys = ("block_count", "attention.head_count", "embedding_length", *attention)
+    kv = _kv(header.settings, *(f"{family}.{key}" for key in keys))
     parameters = sum(math.prod(entry.shape) for entry in tensors)
     return Known(name, f"GGUF {family}", True, parameters, sum(entry.size for entry in tensors), {}, kv)

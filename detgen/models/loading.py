@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,7 +19,7 @@ from detgen.models import gguf_models, lazy_weights
 from detgen.models.adapter_files import Adapter, check_adapter
 from detgen.models.bitsandbytes_weights import QUANTS, Quantizing, is_quantized
 from detgen.models.description import has_description
-from detgen.models.digest import Told, digests
+from detgen.models.digest import Told, model_digest
 from detgen.models.explained import explained
 from detgen.models.fitting import (
     check_memory,
@@ -32,7 +30,7 @@ from detgen.models.fitting import (
     check_unquantized,
     check_weights,
 )
-from detgen.models.folders import Stored, check_folder, local_place, model_files
+from detgen.models.folders import Stored, check_folder, local_place
 from detgen.models.gguf_header import check_gguf
 from detgen.models.hub import fetched
 from detgen.models.keeping import Kept, Place
@@ -185,7 +183,7 @@ def load_model(
     observer = observer or Unobserved()
     folder = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
     change = None if adapter is None else check_adapter(adapter, folder)
-    merged = None if change is None else _digest_of(change, observer)
+    merged = None if change is None else adapter_digest_of(change, observer)
     at = Place(folder, role, dtype, quant, merged) if role and not trusted else None
     if folder.is_file():
         observer.stage(f"loading {name}")
@@ -251,7 +249,7 @@ def load_model(
         model.eval().requires_grad_(False)
         context = context_of(model.config.get_text_config())
         eos = ends_of(model, tokenizer)
-        digest = _digest(folder, observer, trusted=trusted)
+        digest = model_digest(folder, observer, trusted=trusted)
     rounded = _HALVES.get(dtype)
     loaded = LoadedModel(name, model, tokenizer, digest, context, eos, form, read, rounded, adapter=merged)
     if at is not None and lazy and isinstance(read, Reader | Merging):
@@ -279,7 +277,7 @@ def _kept(
     if kept is None:
         return None
     with explained(name):
-        digest = _digest(path, observer, trusted=False)
+        digest = model_digest(path, observer, trusted=False)
         if kept.facts["digest"] != digest:
             return None
         model = model_of(kept.facts["skeleton"])
@@ -331,7 +329,7 @@ def _load_gguf(
         check_size(path.stat().st_size, config, None, trusted=False)
         model, read = gguf_models.empty_model(config, header, path, rounded)
         model.eval().requires_grad_(False)
-        digest = _digest(path, observer, trusted=False)
+        digest = model_digest(path, observer, trusted=False)
     context, eos = context_of(config), gguf_models.ends(header, tokenizer)
     loaded = LoadedModel(name, model, tokenizer, digest, context, eos, read=read, rounded=rounded)
     if at is not None and (places := gguf_models.kept_places(read)):
@@ -370,50 +368,17 @@ def digest_of(source: str | Path, name: str, *, trusted: bool = False, observer:
     observer = observer or Unobserved()
     place = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
     with explained(name):
-        return _digest(place, observer, trusted=trusted)
+        return model_digest(place, observer, trusted=trusted)
 
 
-def _digest(place: Path, observer: Observer, *, trusted: bool) -> str:
-    """SHA-256 of a file; of a folder, over name and content of each file that can change an output, by their names."""
-    if place.is_file():
-        return digests([place], observer)[0]
-    files = model_files(place, trusted=trusted)
-    lines = [
-        f"{file.relative_to(place).as_posix()} {digest}\n"
-        for file, digest in zip(files, digests(files, observer), strict=True)
-    ]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def adapter_digest_of(adapter: str | Path) -> str:
-    """The digest of an adapter; errors as `load_model`."""
-    return _digest_of(check_adapter(adapter, None), Unobserved())
-
-
-def _digest_of(adapter: Adapter, observer: Observer) -> str:
-    with explained(adapter.name):
-        return adapter.digest(observer)
-
-
-def check_vocabularies(target: LoadedModel, draft: LoadedModel) -> None:
-    """Check that draft and target give each token the same id.
+def adapter_digest_of(adapter: Adapter, observer: Observer) -> str:
+    """The digest of an adapter.
 
     Raises:
-        EngineError: if they do not; names what differs.
+        EngineError: a file of it cannot be read.
     """
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if ours == theirs:
-        return
-    differing = sorted(t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t))
-    shown = "; ".join(
-        f"{json.dumps(t, ensure_ascii=False)}: {ours.get(t, 'absent')} and {theirs.get(t, 'absent')}"
-        for t in differing[:3]
-    )
-    raise EngineError(
-        f"the draft model {draft.name} does not share the vocabulary of {target.name}: "
-        f"{len(theirs)} tokens and {len(ours)}, {len(differing)} have other ids (target and draft: {shown}). "
-        "Use a draft model of the same family, or --drafter ngram"
-    )
+    with explained(adapter.name):
+        return adapter.digest(observer)
 
 
 def _quiet() -> None:

@@ -152,6 +152,7 @@ def _is_the_same(config: EngineConfig, described: dict[str, Any], observer: Obse
     """Whether the models are those that were described, by the bytes of their files, and would run as they did."""
     observer.stage("loading PyTorch")
     from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
+    from detgen.models.adapter_files import check_adapter
     from detgen.models.loading import adapter_digest_of, digest_of, pick_device
 
     if pick_device(config.device).type != "cpu":
@@ -171,4 +172,6 @@ def _is_the_same(config: EngineConfig, described: dict[str, Any], observer: Obse
         if known["digest"] != digest_of(place, name, trusted=trusted, observer=observer):
             return False
     adapter: str | None = target.get("adapter")
-    return adapter == (None if config.adapter is None else adapter_digest_of(config.adapter))
+    if config.adapter is None:
+        return adapter is None
+    return adapter == adapter_digest_of(check_adapter(config.adapter, None), observer)

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from detgen import Engine, EngineError, Request, SamplingParams
-from detgen.models.loading import check_vocabularies, load_model, pick_device
+from detgen.models.fitting import check_vocabularies
+from detgen.models.loading import load_model, pick_device
 from detgen.models.settings import context_of
 
 CPU = torch.device("cpu")
