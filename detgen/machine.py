@@ -83,3 +83,12 @@ def no_file_left() -> OSError | None:
         for file in taken:
             os.close(file)
     return None
+
+
+def size(number: float) -> str:
+    """Such as `412.0 MiB`."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.1f} {unit}" if unit != "bytes" else f"{number:.0f} bytes"
+        number /= 1024
+    return f"{number:.1f} GiB"

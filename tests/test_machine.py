@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from detgen.machine import cpu_name, forget_peak_memory, on_network, peak_memory
+from detgen.machine import cpu_name, forget_peak_memory, on_network, peak_memory, size
 
 
 def test_the_processor_has_a_name() -> None:
@@ -36,3 +36,12 @@ def test_a_network_file_system_is_known_by_its_kind(tmp_path: Path, monkeypatch:
         assert on_network(tmp_path / "new") == expected
     monkeypatch.setattr(Path, "read_text", lambda path: (_ for _ in ()).throw(OSError))
     assert not on_network(tmp_path)
+
+
+def test_size() -> None:
+    assert [size(number) for number in (12, 2048, 412 * 2**20, 3 * 2**40)] == [
+        "12 bytes",
+        "2.0 KiB",
+        "412.0 MiB",
+        "3072.0 GiB",
+    ]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import detgen
 from detgen.errors import EngineError
-from detgen.machine import cpu_name, usable_cores, user_cache
+from detgen.machine import cpu_name, size, usable_cores, user_cache
 
 # What a processor says of itself where it can run a build; the fastest first. Elsewhere nothing is known beforehand.
 _FLAGS = {
@@ -70,7 +70,7 @@ def _memory() -> Finding:
     import psutil
 
     memory = psutil.virtual_memory()
-    what = f"{_size(memory.available)} of {_size(memory.total)} available"
+    what = f"{size(memory.available)} of {size(memory.total)} available"
     if memory.available < _ENOUGH:
         return Finding(
             "memory", what, "end other programs, or take a smaller model; `detgen models` says what each takes"
@@ -120,17 +120,17 @@ def _folder(name: str, path: Path, otherwise: str, variable: str) -> Finding:
             name, f"{path} cannot be written: {otherwise}", f"export {variable}=FOLDER, one that you can write"
         )
     files = [file.stat().st_size for file in path.rglob("*") if file.is_file()] if name == "model cache" else []
-    held = f", {len(files)} models in {_size(sum(files))}" if files else ""
-    return Finding(name, f"{path}{held}, {_size(shutil.disk_usage(there).free)} free")
+    held = f", {len(files)} models in {size(sum(files))}" if files else ""
+    return Finding(name, f"{path}{held}, {size(shutil.disk_usage(there).free)} free")
 
 
 def _build() -> Finding:
-    from detgen.kernels.c.library import BUILDS, CHOICE, best_build, build
+    from detgen.kernels.c.library import BUILDS, CHOICE, REINSTALL, best_build, build
 
     try:
         best_build()
     except EngineError as error:
-        return Finding("build", str(error), str(error).rpartition(": ")[2], broken=True)
+        return Finding("build", str(error), f"unset {CHOICE}" if CHOICE in os.environ else REINSTALL, broken=True)
     here = [name for name in BUILDS if build(name) is not None]
     asked = os.environ.get(CHOICE)
     what = f"{asked or here[0]} runs; this processor could run {', '.join(here)}"
@@ -162,20 +162,17 @@ def _gpu() -> Finding:
 
 
 def _generation() -> Finding:
-    """Whether the embedded model generates, and drafts change nothing."""
+    """Whether the embedded model generates, and drafts change not a bit."""
     from detgen.engine import Engine
 
     try:
-        texts = {
-            Engine(drafter=name, kv_memory=16 << 20).generate("import", max_tokens=8)[0].text
-            for name in ("none", "auto")
-        }
+        engine = Engine(drafter="none", kv_memory=16 << 20)
+        plain, drafted = (
+            engine.with_settings(drafter=name).generate("import", max_tokens=8, logprobs=1)[0]
+            for name in ("none", "self")
+        )
     except EngineError as error:
         return Finding("generation", f"fails: {error}", "do as the message says", broken=True)
-    if len(texts) > 1:
+    if (plain.token_ids, plain.logprobs) != (drafted.token_ids, drafted.logprobs):
         return Finding("generation", "drafts change the text", "report it: detgen verify-determinism --json FILE", True)
     return Finding("generation", "the embedded model generates, with and without drafts the same text")
-
-
-def _size(number: float) -> str:
-    return f"{number / 2**30:,.1f} GiB" if number >= 1 << 30 else f"{number / 2**20:,.1f} MiB"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from detgen.machine import size
 from detgen.report.words import counted
-from detgen.show.screen import open_output, size
+from detgen.show.screen import open_output
 
 if TYPE_CHECKING:
     from detgen.cache.pruning import Contents, Pruned

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
+from detgen.machine import size
 from detgen.outputs import first_errors
 from detgen.report.words import counted
-from detgen.show.screen import Screen, clock, plain, size
+from detgen.show.screen import Screen, clock, plain
 
 if TYPE_CHECKING:
     from detgen.engine.chunks import Chunk

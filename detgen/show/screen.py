@@ -99,12 +99,3 @@ def clock(seconds: float) -> str:
     """Such as `0:01:05`."""
     minutes, second = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
-
-
-def size(number: float) -> str:
-    """Such as `412.0 MiB`."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.1f} {unit}" if unit != "bytes" else f"{number:.0f} bytes"
-        number /= 1024
-    return f"{number:.1f} GiB"

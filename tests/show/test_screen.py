@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from detgen.show.screen import Screen, clock, open_output, plain, size
+from detgen.show.screen import Screen, clock, open_output, plain
 
 HOSTILE = "a\x1b]0;owned\x07\x1b[31mb\x9b2J\x7f\u202ec\u2066\u2028\r\n\tforged\ud800\U000e0041"
 SHOWN = r"a\x1b]0;owned\x07\x1b[31mb\x9b2J\x7f\u202ec\u2066\u2028\r\n\tforged\ud800\U000e0041"
@@ -24,14 +24,8 @@ def written(to: Screen) -> str:
     return to.file.getvalue()
 
 
-def test_clock_and_size() -> None:
+def test_clock() -> None:
     assert [clock(seconds) for seconds in (0, 59.6, 3661)] == ["0:00:00", "0:01:00", "1:01:01"]
-    assert [size(number) for number in (12, 2048, 412 * 2**20, 3 * 2**40)] == [
-        "12 bytes",
-        "2.0 KiB",
-        "412.0 MiB",
-        "3072.0 GiB",
-    ]
 
 
 def test_tables_are_wide_where_there_is_no_terminal() -> None:
