@@ -15,6 +15,7 @@ from helpers.engine_inputs import PROMPTS, ids
 from safetensors.torch import load_file, save_file
 
 from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.drafters import self as own_drafts
 from detgen.drafters.auto import AutoDrafter
 from detgen.drafters.registry import Parts
 from detgen.drafters.self import SelfDrafter
@@ -97,6 +98,21 @@ def test_nor_in_other_formats(observe: Callable[..., Any], dtype: DTypeName) -> 
         assert found[key].differs(one) is None
 
 
+def test_nor_when_copies_are_improved(observe: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of texts, after the first tokens that were tried; later drafts are those of the new copies."""
+    monkeypatch.setattr(own_drafts, "_ENOUGH", 5)
+    monkeypatch.setattr(own_drafts, "_WORTH", 2.0)
+    engine = Engine(batch_size=4, kv_memory=64 << 20, dtype="float32", drafter="none")
+    narrowed = engine._prepared.narrowed
+    assert narrowed is not None
+    want, found = (observe(engine.with_settings(drafter=name), REQUESTS[:3]) for name in ("none", "self"))
+    for key, one in want.items():
+        assert found[key].differs(one) is None
+    copies = narrowed.decoder._fewer._made  # type: ignore[attr-defined]
+    assert sum(w.data.nbytes + w.scales.nbytes for _, w in copies.values()) == narrowed.copies
+    assert not narrowed.improve()
+
+
 def test_what_is_provisional_is_never_read(
     base: Engine, observe: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +179,7 @@ def test_copies_that_are_not_worth_it_are_improved(predictable: Any, draftable: 
     assert drafter.seconds(1, 0) != pytest.approx(5.0)
 
 
-def test_auto_knows_nothing_of_better_copies(predictable: Any, draftable: Callable[..., Any]) -> None:
+def test_what_was_known_of_older_copies_is_forgotten(predictable: Any, draftable: Callable[..., Any]) -> None:
     predictable.cost.update(1, 0.001)
     own = SelfDrafter(predictable, Narrowed(predictable, lambda: True, 0.25, 1), PassCost(), VOCABULARY, 10_000)
     auto = AutoDrafter(Parts(None, PassCost(), 128, None, own), "self")
