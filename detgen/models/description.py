@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from torch import nn
 from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.models.families import FAMILIES, Family
 from detgen.models.mixtures import MIXTURES
+from detgen.models.parts import Attention, Experts, FeedForward, Layer, Linear, Norm, UnknownError
 from detgen.models.rotary import Rotary, rotary_of
 from detgen.models.stored import Read, Weight, held, turned, whole
 from detgen.models.wrappers import language_model
@@ -41,118 +42,6 @@ _UNUSUAL: dict[str, dict[str, Any]] = {
     "PhiForCausalLM": {"qk_layernorm": True},
     "Exaone4ForCausalLM": {"sliding_window": None},
 }
-
-
-class UnknownError(Exception):
-    """A model has something that its family's row does not tell of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A norm of the last axis.
-
-    Attributes:
-        weight: [entries], or [heads, entries] if each head has its own; None for none.
-        bias: like it.
-        epsilon: is added to the mean square.
-        centred: whether it is a layer norm instead of a root-mean-square norm.
-    """
-
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    epsilon: float
-    centred: bool
-
-
-class Linear(NamedTuple):
-    """A linear layer: weight [outputs, inputs], bias [outputs] or None."""
-
-    weight: Weight
-    bias: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class FeedForward:
-    """A feed-forward.
-
-    Attributes:
-        up: its first linear layers: a gate and what it opens, one of both, or one without a gate.
-        gated: whether there is a gate.
-        activation: of the gate, or of `up`.
-        down: its last linear layer.
-    """
-
-    up: list[Linear]
-    gated: bool
-    activation: Activation
-    down: Linear
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture of experts, gated feed-forwards of which each row takes some.
-
-    Attributes:
-        router: logits of the experts.
-        up: gates and what they open, [experts, 2 * inner, hidden].
-        down: [experts, hidden, inner].
-        biases: of both, [experts, outputs]; None for none.
-        interleaved: whether gates and what they open take turns, instead of all gates coming first.
-        activation: of the gates.
-        limited: limit, slope and shift of `ExpertLinear`.
-        picks: experts of a row.
-        routing: the fields of `Route` that say how they are chosen.
-        shared: a feed-forward that all rows take, and the linear layer of one output by whose sigmoid its results are
-            multiplied, or None; None for none.
-    """
-
-    router: Linear
-    up: Weight
-    down: Weight
-    biases: tuple[torch.Tensor, torch.Tensor] | None
-    interleaved: bool
-    activation: Activation
-    limited: tuple[float, float, float]
-    picks: int
-    routing: dict[str, Any]
-    shared: tuple[FeedForward, Linear | None] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A layer.
-
-    Attributes:
-        heads: query heads.
-        kv_heads: key and value heads.
-        size: entries of a head.
-        qkv: linear layers of queries, keys and values, or one for all.
-        out: what follows the attention.
-        head_norms: of queries and of keys, each of a head, or of all heads together; None for none.
-        rotary: how heads are rotated; None for not at all.
-        interleaved: see `Family`.
-        query_scale: the attention's scale, where attention is given another one; None otherwise.
-        sinks: [heads], see `Attend`; None for none.
-        norms: as in `Family`; None for none.
-        parallel: see `Family`.
-        mlp: the feed-forward.
-        residual: factor of what the attention and the feed-forward add.
-    """
-
-    heads: int
-    kv_heads: int
-    size: int
-    qkv: list[Linear]
-    out: Linear
-    head_norms: tuple[Norm | None, Norm | None]
-    rotary: Rotary | None
-    interleaved: bool
-    query_scale: float | None
-    sinks: torch.Tensor | None
-    norms: tuple[Norm | None, Norm | None, Norm | None, Norm | None]
-    parallel: bool
-    mlp: FeedForward | Experts
-    residual: float
 
 
 @dataclass(slots=True)
@@ -251,8 +140,21 @@ class Description:
             UnknownError: if it is not what the row says.
         """
         family, config, layer = self.family, self.config, self.layers[index]
-        attention = getattr(layer, family.attention)
         mlp = getattr(layer, family.mlp) if family.mlp else layer
+        one, two, three, four = (self._norm(getattr(layer, n, None) if n else None) for n in family.norms)
+        if four is not None and hasattr(mlp, "experts"):
+            raise UnknownError("a norm behind experts")
+        parallel = family.parallel
+        return Layer(
+            mixer=self._attention(getattr(layer, family.attention), index),
+            norms=(one, two, three, four),
+            parallel=bool(getattr(config, parallel)) if isinstance(parallel, str) else parallel,
+            mlp=self._experts(mlp) if hasattr(mlp, "experts") else self._feed_forward(mlp),
+            residual=float(getattr(layer, "residual_multiplier", 1.0)),
+        )
+
+    def _attention(self, attention: Any, index: int) -> Attention:
+        family, config = self.family, self.config
         out = self._linear(getattr(attention, family.out))
         size = int(getattr(attention, "head_dim", None) or attention.head_size)
         heads = out.weight.shape[1] // size
@@ -263,11 +165,7 @@ class Description:
         if sum(one.weight.shape[0] for one in qkv) != (heads + 2 * kv_heads) * size:
             raise UnknownError("queries, keys and values of other sizes")
         q, k = (self._norm(getattr(attention, name, None)) for name in family.head_norms)
-        one, two, three, four = (self._norm(getattr(layer, n, None) if n else None) for n in family.norms)
-        if four is not None and hasattr(mlp, "experts"):
-            raise UnknownError("a norm behind experts")
-        parallel = family.parallel
-        return Layer(
+        return Attention(
             heads=heads,
             kv_heads=kv_heads,
             size=size,
@@ -278,10 +176,6 @@ class Description:
             interleaved=family.interleaved,
             query_scale=float(attention.scaling) if family.scaled_queries else None,
             sinks=self._tensor(attention.sinks).float() if hasattr(attention, "sinks") else None,
-            norms=(one, two, three, four),
-            parallel=bool(getattr(config, parallel)) if isinstance(parallel, str) else parallel,
-            mlp=self._experts(mlp) if hasattr(mlp, "experts") else self._feed_forward(mlp),
-            residual=float(getattr(layer, "residual_multiplier", 1.0)),
         )
 
     def _feed_forward(self, mlp: Any) -> FeedForward:

@@ -12,9 +12,11 @@ import torch
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import STORAGE, Form, Quantized
 from detgen.kernels.decoder import KVBuffers
-from detgen.models.description import Linear, describe
-from detgen.models.layer_steps import Angles, Keep, LayerSteps, NormParts, as_it_is, joint
+from detgen.models.description import describe
+from detgen.models.layer_steps import LayerSteps
 from detgen.models.memory import give_back
+from detgen.models.parts import Linear
+from detgen.models.step_parts import Angles, Entries, Keep, NormParts, as_it_is, joint
 from detgen.models.stored import Read, held, whole
 from detgen.program import steps
 from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into, Weight
@@ -77,7 +79,7 @@ class ProgramBuilder:
         # Each layer is released before the next is built, so that memory holds at most one of them twice.
         for i in range(len(described.layers)):
             layer = described.layer(i)
-            self.group = max(self.group, layer.heads // layer.kv_heads)
+            self.group = max(self.group, layer.mixer.heads // layer.mixer.kv_heads)
             self._layers.append(LayerSteps(layer, traits[i], self._hidden.width, form, keep))
             described.release(i)
             give_back()
@@ -135,8 +137,8 @@ class ProgramBuilder:
                 program.add(steps.Copy(name=f"layers.{i}, state added", x=self.states, to=Into(hidden, add=True)))
             if i == extract:
                 program.add(steps.Copy(name=f"layers.{i}, input kept", x=hidden, to=Into(self.extracted)))
-            entries = self._cache.keys[i], self._cache.values[i]
-            layer.build(program, f"layers.{i}", self._angles, *entries, last=i == len(self._layers) - 1)
+            entries = Entries(self._cache.keys[i], self._cache.values[i])
+            layer.build(program, f"layers.{i}", self._angles, entries, last=i == len(self._layers) - 1)
         x, out = Buffer("wanted hidden", hidden.width), self.out(scored)
         if self._final is not None:
             normed = Buffer("normed", hidden.width)

@@ -22,8 +22,9 @@ from transformers import AutoModelForCausalLM
 from detgen import Engine, EngineError
 from detgen.engine import model_pair
 from detgen.models import keeping
-from detgen.models.description import Description, Norm, describe
+from detgen.models.description import Description, describe
 from detgen.models.loading import LoadedModel
+from detgen.models.parts import Norm
 from detgen.models.skeleton import model_of, skeleton_of
 from detgen.models.stored import without_weights
 

@@ -126,7 +126,7 @@ def test_weights_in_fewer_bits(form: Form, dtype: torch.dtype) -> None:
 
 def test_far_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Angles of positions that were not there when passes of the same shape were recorded."""
-    monkeypatch.setattr("detgen.models.layer_steps._POSITIONS", 64)
+    monkeypatch.setattr("detgen.models.step_parts._POSITIONS", 64)
     forwards = both(hf.LlamaConfig(**TINY))
     for at in (0, 1, 2, 70, 3):
         found, wanted = (forward.run([Window(0, at, [at], 1)]).cpu() for forward in forwards)

@@ -1,0 +1,135 @@
+"""The parts of a decoder, as its description gives them. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from detgen.models.rotary import Rotary
+from detgen.models.stored import Weight
+from detgen.program.operands import Activation
+
+
+class UnknownError(Exception):
+    """A model has something that its family's row does not tell of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm of the last axis.
+
+    Attributes:
+        weight: [entries], or [heads, entries] if each head has its own; None for none.
+        bias: like it.
+        epsilon: is added to the mean square.
+        centred: whether it is a layer norm instead of a root-mean-square norm.
+    """
+
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    epsilon: float
+    centred: bool
+
+
+class Linear(NamedTuple):
+    """A linear layer: weight [outputs, inputs], bias [outputs] or None."""
+
+    weight: Weight
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """A feed-forward.
+
+    Attributes:
+        up: its first linear layers: a gate and what it opens, one of both, or one without a gate.
+        gated: whether there is a gate.
+        activation: of the gate, or of `up`.
+        down: its last linear layer.
+    """
+
+    up: list[Linear]
+    gated: bool
+    activation: Activation
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts, gated feed-forwards of which each row takes some.
+
+    Attributes:
+        router: logits of the experts.
+        up: gates and what they open, [experts, 2 * inner, hidden].
+        down: [experts, hidden, inner].
+        biases: of both, [experts, outputs]; None for none.
+        interleaved: whether gates and what they open take turns, instead of all gates coming first.
+        activation: of the gates.
+        limited: limit, slope and shift of `ExpertLinear`.
+        picks: experts of a row.
+        routing: the fields of `Route` that say how they are chosen.
+        shared: a feed-forward that all rows take, and the linear layer of one output by whose sigmoid its results are
+            multiplied, or None; None for none.
+    """
+
+    router: Linear
+    up: Weight
+    down: Weight
+    biases: tuple[torch.Tensor, torch.Tensor] | None
+    interleaved: bool
+    activation: Activation
+    limited: tuple[float, float, float]
+    picks: int
+    routing: dict[str, Any]
+    shared: tuple[FeedForward, Linear | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """An attention.
+
+    Attributes:
+        heads: query heads.
+        kv_heads: key and value heads.
+        size: entries of a head.
+        qkv: linear layers of queries, keys and values, or one for all.
+        out: what follows it.
+        head_norms: of queries and of keys, each of a head, or of all heads together; None for none.
+        rotary: how heads are rotated; None for not at all.
+        interleaved: see `Family`.
+        query_scale: the attention's scale, where attention is given another one; None otherwise.
+        sinks: [heads], see `Attend`; None for none.
+    """
+
+    heads: int
+    kv_heads: int
+    size: int
+    qkv: list[Linear]
+    out: Linear
+    head_norms: tuple[Norm | None, Norm | None]
+    rotary: Rotary | None
+    interleaved: bool
+    query_scale: float | None
+    sinks: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer.
+
+    Attributes:
+        mixer: what tells a row of those before it.
+        norms: as in `Family`; None for none.
+        parallel: see `Family`.
+        mlp: the feed-forward.
+        residual: factor of what the attention and the feed-forward add.
+    """
+
+    mixer: Attention
+    norms: tuple[Norm | None, Norm | None, Norm | None, Norm | None]
+    parallel: bool
+    mlp: FeedForward | Experts
+    residual: float

@@ -1,0 +1,125 @@
+"""What the steps of layers are made of: linear layers side by side, norms, angles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from itertools import groupby
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from detgen.kernels.c.angles import turns
+from detgen.kernels.c.panels import joined
+from detgen.kernels.c.quantizing import Form, kind
+from detgen.models.parts import Linear, Norm, UnknownError
+from detgen.models.rotary import Rotary
+from detgen.program import steps
+from detgen.program.operands import Buffer, Into, Weight
+from detgen.program.program import Program
+
+_POSITIONS = 2048  # for which angles are worked out at first
+
+# Gives the tensor that steps read instead of one that was made for them: where its numbers are kept.
+Keep: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+def as_it_is(x: torch.Tensor) -> torch.Tensor:
+    """Keeps a tensor where it was made."""
+    return x
+
+
+class Angles:
+    """Cosines and sines of the positions so far, by what rotates."""
+
+    def __init__(self, keep: Keep) -> None:
+        self.positions = 0
+        self._keep = keep
+        self._tables: dict[tuple[bytes, float], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def reach(self, positions: int) -> None:
+        """Have room for that many positions, and some more."""
+        self.positions = max(_POSITIONS, 1 << (positions - 1).bit_length())
+        self._tables.clear()
+
+    def of(self, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, [positions, angles] each."""
+        key = rotary.frequencies.tobytes(), rotary.amplitude
+        if key not in self._tables:
+            cosines, sines = turns(rotary.frequencies, rotary.amplitude, 0, self.positions)
+            self._tables[key] = self._keep(cosines), self._keep(sines)
+        return self._tables[key]
+
+
+class Entries(NamedTuple):
+    """Where a layer keeps what it knows of sequences.
+
+    Attributes:
+        keys: see `Cache`.
+        values: likewise.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class NormParts(NamedTuple):
+    """A norm, as its step takes it; see `steps.Norm`."""
+
+    vectors: int
+    size: int
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    epsilon: float
+    centred: bool
+
+    @classmethod
+    def of(cls, norm: Norm, keep: Keep, entries: int | None = None) -> NormParts:
+        """A norm of a row with that many entries, of each head if it is one of heads; without a number, of a row."""
+        if norm.weight is None:
+            raise UnknownError("a norm without a weight")
+        weight = keep(norm.weight.contiguous())
+        bias = None if norm.bias is None else keep(norm.bias.contiguous())
+        size = weight.shape[-1]
+        return cls(1 if entries is None else entries // size, size, weight, bias, norm.epsilon, norm.centred)
+
+    def step(self, name: str, x: Buffer, to: Into, *, at: int = 0, wanted: bool = False) -> steps.Norm:
+        """The step."""
+        return steps.Norm(name=name, wanted=wanted, x=x, to=to, at=at, own=self.weight.ndim == 2, **self._asdict())
+
+
+def joint(linears: list[Linear], form: Form, keep: Keep, *, gated: bool = False) -> Weight:
+    """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
+
+    The form is as in `panels`.
+    """
+    weights, biases = [one.weight for one in linears], [one.bias for one in linears if one.bias is not None]
+    return kept(joined(weights, biases, form, gated=gated), keep)
+
+
+def side_by_side(linears: list[Linear], form: Form, keep: Keep) -> list[tuple[int, Weight]]:
+    """Linear layers that read the same input and write one row, and where the results of each begin there.
+
+    Those that follow each other and are stored in the same way are one; for `form` see `joint`.
+    """
+    found, at = [], 0
+    for _, some in groupby(linears, lambda one: kind(one.weight)):
+        weight = joint(list(some), form, keep)
+        found.append((at, weight))
+        at += weight.outputs
+    return found
+
+
+def kept(weight: Weight, keep: Keep) -> Weight:
+    """The same weight with other tensors."""
+    found = {f.name: getattr(weight, f.name) for f in fields(weight)}
+    changed: dict[str, Any] = {name: keep(x) for name, x in found.items() if isinstance(x, torch.Tensor)}
+    scales = None if weight.scales is None else weight.scales.each(keep)
+    return replace(weight, scales=scales, **changed)
+
+
+def taken(program: Program, name: str, x: Buffer) -> Buffer:
+    """Append what takes the wanted rows."""
+    to = Buffer(f"wanted {x.name}", x.width)
+    program.add(steps.Take(name=name, x=x, to=to))
+    return to
