@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Read by the libraries when they are first imported, hence set before anything else is.
@@ -115,6 +116,12 @@ def random_model(demo_models: DemoModels, tmp_path_factory: pytest.TempPathFacto
         return folder
 
     return make
+
+
+def pytest_collection_finish() -> None:
+    """Collecting garbage need not go over all modules again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

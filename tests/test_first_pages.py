@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import written
 from helpers.gguf_files import made, plain_tokenizer
-from typer.testing import CliRunner
-
-from detgen.cli import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "first").glob("*.md"))
 _ELSEWHERE = ("pip ", "docker ", "sbatch ", "python -m detgen.integrations.lm_eval ")
-_SHELL = re.compile(r"[|&;<>]|^\w+=|-o - |--prompt ")  # or to standard output
+_SHELL = re.compile(r"[|&;<>]|^\w+=")
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -52,20 +50,21 @@ def place(tmp_path_factory: pytest.TempPathFactory, demo_models: Any) -> Path:
     return folder
 
 
-def outcome(command: str, folder: Path) -> tuple[int, str]:
+def outcome(command: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The exit status of a command, and what it prints. A plain one runs in this process, which is faster."""
     if command.startswith("detgen ") and not _SHELL.search(command.replace("$'", "'")):
         script = f"printf '%s\\0' {command.removeprefix('detgen ')}"
         words = subprocess.run(["bash", "-c", script], capture_output=True, check=True).stdout.decode().split("\0")[:-1]
-        done = CliRunner(env={"COLUMNS": "160", "NO_COLOR": "1"}).invoke(app, words, prog_name="detgen")
-        return done.exit_code, done.output
+        return written(capfd, *words)
     environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True)
     return ran.returncode, ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_the_commands_of_a_page(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_a_page(
+    path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(place)
     text, printed = path.read_text("utf-8"), ""
     assert len(text.splitlines()) <= 60
@@ -75,7 +74,7 @@ def test_the_commands_of_a_page(path: Path, place: Path, monkeypatch: pytest.Mon
     for command, shown in commands(text):
         if command.startswith(_ELSEWHERE):
             continue
-        status, output = outcome(command, place)
+        status, output = outcome(command, place, capfd)
         assert status == 0, f"{command}\n{output}"
         for line in shown:
             assert line in output, f"{command}\n{output}"

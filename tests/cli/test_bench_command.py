@@ -158,9 +158,9 @@ def test_an_interruption_shows_what_was_measured(tmp_path: Path, monkeypatch: py
 
 def test_a_real_benchmark_that_is_stopped_keeps_its_cells(tmp_path: Path) -> None:
     """The process is told to end as soon as its file has a measured row; bench/test_benchmark.py has other signals."""
-    command = [sys.executable, "-m", "detgen", "bench", "--peer", "detgen", "--batch-size", "2,1", "--requests", "2"]
-    command += ["--random-weights", "tiny", "--max-tokens", "4", "--rounds", "300", "--threads", "1"]
-    command += ["-o", str(tmp_path)]
+    command = [sys.executable, "-m", "detgen", "bench", "--peer", "transformers", "--batch-size", "2,1"]
+    command += ["--random-weights", "tiny", "--max-tokens", "4", "--rounds", "1000", "--requests", "2"]
+    command += ["--threads", "1", "-o", str(tmp_path)]
     stored = tmp_path / "bench.json"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:

@@ -36,6 +36,17 @@ def invoke(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"}).invoke(cli.app, list(arguments), prog_name="detgen")
 
 
+def written(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit status of a command, and what it writes to the process's own standard output and standard error."""
+    capfd.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "160")
+        patch.setenv("NO_COLOR", "1")
+        with pytest.raises(SystemExit) as ended:
+            cli.app(list(arguments), prog_name="detgen")
+    return int(ended.value.code or 0), "".join(capfd.readouterr())
+
+
 @pytest.fixture
 def run_with(monkeypatch: pytest.MonkeyPatch) -> RunWith:
     """Invoke `detgen run` or `score` with a run that only keeps what it was given, and ends as `outcome` says."""

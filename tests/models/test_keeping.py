@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.commands import invoke, written
 from helpers.families import DESCRIBED
 from helpers.frozen import CASES, KNOWN, digest
 from safetensors.torch import load_file, save_file
@@ -190,24 +191,18 @@ def test_the_oldest_make_room(folder: Path, loaded: list[LoadedModel], monkeypat
     assert len(list((Path(os.environ["XDG_CACHE_HOME"]) / "detgen" / "models").iterdir())) == 2
 
 
-def test_a_run_imports_no_transformers(tmp_path: Path) -> None:
+def test_a_run_imports_no_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """From the second on; the bytes stay."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ["run", "--prompt", "def f(", "--max-tokens", "4", "-o", "-"]
+    status, first = written(capfd, *arguments, "-q")
+    assert (status, bool(first)) == (0, True)
     code = "import sys; from detgen.__main__ import main; sys.argv[0] = 'detgen'\n"
     code += "try: main()\nfinally: print('transformers' in sys.modules)"
-    outputs = []
-    for again in (False, True):
-        done = subprocess.run(
-            [sys.executable, "-c", code, "run", "--prompt", "def f(", "--max-tokens", "4", "-o", "-"],
-            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        output, _, imported = done.stdout.strip().rpartition("\n")
-        assert imported == str(not again), done.stderr
-        outputs.append(output)
-    assert outputs[0]
-    assert outputs[0] == outputs[1]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.stdout == f"{first}False\n", done.stderr
 
 
 def test_the_configuration_is_that_of_the_whole_model() -> None:
@@ -229,27 +224,18 @@ def test_forms_of_texts_know_a_kept_tokenizer(loaded: list[LoadedModel], folder:
     assert texts[0].isdigit()
 
 
-def test_a_chat_loads_no_tokenizer_of_transformers(tmp_path: Path) -> None:
+def test_a_chat_loads_no_tokenizer_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second run on; the module that renders chats is enough."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     prompts = tmp_path / "chats.jsonl"
     prompts.write_text('{"messages": [{"role": "user", "content": "Add two numbers."}]}\n')
     code = "import sys; from detgen.__main__ import main\n"
     code += "try: main()\nfinally: print('transformers.models.auto.tokenization_auto' in sys.modules)"
-    found = []
-    for name in ("first", "second"):
-        command = [
-            sys.executable,
-            "-c",
-            code,
-            "run",
-            str(prompts),
-            "-o",
-            str(tmp_path / name),
-            "-q",
-            "--max-tokens",
-            "2",
-        ]
-        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        found.append((done.stdout.splitlines()[-1], (tmp_path / name / "outputs.jsonl").read_bytes()))
-    assert found == [("True", found[0][1]), ("False", found[0][1])]
+    command = ["run", str(prompts), "-q", "--max-tokens", "2", "-o"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert invoke(*command, str(first)).exit_code == 0
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, str(second)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+    assert (second / "outputs.jsonl").read_bytes() == (first / "outputs.jsonl").read_bytes()

@@ -29,6 +29,7 @@ Q4_K: InFewBits = (Storage.NIBBLE, Storage.BYTE, GROUP, True)
 Q6_K: InFewBits = (Storage.SIX, Storage.BYTE, GROUP // 2, False)
 Q8_0: InFewBits = (Storage.BYTE, Storage.HALF, GROUP, False)
 PROMPT = list(range(3, 20))
+SIZES = STORED | {"hidden_size": 256, "vocab_size": 320}
 
 
 def quantized(weight: torch.Tensor, kind: InFewBits) -> Quantized:
@@ -91,7 +92,7 @@ def test_queries_keys_and_values_of_several_kinds(
     random_model: Callable[..., Path], compared: Passes, kinds: Kinds, parts: list[tuple[int, int]]
 ) -> None:
     """Each kind keeps its own bits, and all builds those of the interpreter."""
-    config = hf.Qwen2Config(**{**STORED, "hidden_size": 256})  # whose layers have biases
+    config = hf.Qwen2Config(**SIZES | {"vocab_size": 4096})  # whose layers have biases
     folder = random_model(config)
     loaded, wide = stored(folder, kinds)
     found, decoder = logits(loaded, exact=False)
@@ -109,7 +110,7 @@ def test_a_tied_embedding_is_the_output_layer(
     random_model: Callable[..., Path], compared: Passes, kind: InFewBits
 ) -> None:
     """In the same memory, in its own bits."""
-    folder = random_model(hf.LlamaConfig(**{**STORED, "hidden_size": 256}, tie_word_embeddings=True))
+    folder = random_model(hf.LlamaConfig(**SIZES, tie_word_embeddings=True))
     loaded, wide = stored(folder, {"embed_tokens.weight": kind})
     found, decoder = logits(loaded, exact=False)
     assert compared
@@ -130,9 +131,7 @@ def test_an_embedding_in_few_bits(
 ) -> None:
     """Beside an output layer of another kind, and a factor of embeddings; codes are widened."""
     kinds = {"embed_tokens.weight": kind, "lm_head.weight": Q8_0}
-    folder = random_model(
-        hf.GraniteConfig(**{**STORED, "hidden_size": 256}, embedding_multiplier=3.0, tie_word_embeddings=False)
-    )
+    folder = random_model(hf.GraniteConfig(**SIZES, embedding_multiplier=3.0, tie_word_embeddings=False))
     loaded, wide = stored(folder, kinds)
     found, decoder = logits(loaded, exact=False)
     assert compared

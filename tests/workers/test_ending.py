@@ -34,7 +34,7 @@ OPTIONS = ("--batch-size=4", "--kv-memory=64MiB", "--max-tokens=24", "--workers=
 
 
 def test_a_run_whose_coordinator_is_killed_or_interrupted_resumes(tmp_path: Path) -> None:
-    prompts, out = write_prompts(tmp_path / "prompts.jsonl", 500), tmp_path / "out"
+    prompts, out = write_prompts(tmp_path / "prompts.jsonl", 240), tmp_path / "out"
     alone = one_process(prompts, tmp_path / "one")
     command = [sys.executable, "-m", "detgen", "run", str(prompts), "-o", str(out), *OPTIONS]
     samples = 0
