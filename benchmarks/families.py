@@ -60,6 +60,9 @@ On CUDA, the types that run whole in one call do so too; the others are refused,
 Multimodal models that transformers maps to other classes run like the language model in them, if they keep it in a
 module called language_model, and if it sees what a decoder sees; PaliGemma, whose prompts see ahead, is refused.
 
+Latent attention (DeepSeek V2 and V3, GLM-4-MoE-lite) keeps keys and values as its heads read them, not compressed,
+which takes more memory than its cache could.
+
 A proved operator rests on torch: its name, torch's version and the processor are in the profile.
 """
 DOC = Path(__file__).parent.parent / "docs" / "models.md"

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import STORAGE, Form
-from detgen.models.parts import Attention
+from detgen.models.latent import expanded
+from detgen.models.parts import Attention, Latent, Linear, Through
 from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, side_by_side, taken
 from detgen.program import steps
-from detgen.program.operands import Buffer, Cache, Into
+from detgen.program.operands import Buffer, Cache, Into, Weight
 from detgen.program.program import Program
 
 
@@ -27,22 +28,31 @@ class AttentionSteps:
     def __init__(self, attention: Attention, traits: AttentionTraits, form: Form, keep: Keep) -> None:
         heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
         self._queries, self._keys = heads * size, kv_heads * size
-        self._heads = {"heads": heads, "kv_heads": kv_heads, "size": size, "values": size}
+        self._heads = {"heads": heads, "kv_heads": kv_heads, "size": size, "values": attention.values}
         self._traits, self._scale = traits, traits.scale * (attention.query_scale or 1.0)
         self._rotary, self._interleaved = attention.rotary, attention.interleaved
         sizes = zip("qk", (self._queries, self._keys), attention.head_norms, strict=True)
         self._norms = {part: NormParts.of(norm, keep, entries) for part, entries, norm in sizes if norm is not None}
         self._sinks = None if attention.sinks is None else keep(attention.sinks)
-        self._qkv, self.out = side_by_side(attention.qkv, form, keep), joint([attention.out], form, keep)
+        self._qkv: list[tuple[int, Weight]] | _LatentSteps
+        if isinstance(attention.qkv, Latent):
+            self._qkv = _LatentSteps(attention, attention.qkv, form, keep)
+        else:
+            self._qkv = side_by_side(attention.qkv, form, keep)
+        self.out = joint([attention.out], form, keep)
 
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
         """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
         keys = where.keys
         cache = Cache(**self._heads, keys=keys, kept=where.values, storage=STORAGE[keys.dtype])
-        attended, qkv = Buffer("attended", self._queries), Buffer("qkv", self._queries + 2 * self._keys)
-        for at, weight in self._qkv:
-            part = f"{name}.qkv_proj" + (f", from {at} on" if at else "")
-            program.add(steps.Linear(name=part, x=read, to=Into(qkv), at=at, weight=weight))
+        attended = Buffer("attended", cache.heads * cache.values)
+        qkv = Buffer("qkv", self._queries + self._keys + cache.kv_heads * cache.values)
+        if isinstance(self._qkv, _LatentSteps):
+            self._qkv.build(program, name, read, qkv)
+        else:
+            for at, weight in self._qkv:
+                part = f"{name}.qkv_proj" + (f", from {at} on" if at else "")
+                program.add(steps.Linear(name=part, x=read, to=Into(qkv), at=at, weight=weight))
         for part, norm in self._norms.items():
             at = 0 if part == "q" else self._queries
             program.add(norm.step(f"{name}.{part}_norm", qkv, Into(qkv), at=at))
@@ -70,3 +80,47 @@ class AttentionSteps:
             return plain
         cosines, sines = angles.of(self._rotary)
         return replace(plain, turned=2 * len(self._rotary.frequencies), cosines=cosines, sines=sines)
+
+
+class _ThroughSteps:
+    """Two linear layers with a norm between them, as steps take them."""
+
+    def __init__(self, through: Through, up: Weight, form: Form, keep: Keep) -> None:
+        self._down, self._norm, self._up = joint([through.down], form, keep), NormParts.of(through.norm, keep), up
+
+    def build(self, program: Program, name: str, x: Buffer, to: Buffer, at: int) -> None:
+        """Append the steps, whose results begin at a column."""
+        short = Buffer(f"short {name.rpartition('.')[2]}", self._down.outputs)
+        program.add(steps.Linear(name=f"{name}_a", x=x, to=Into(short), weight=self._down))
+        program.add(self._norm.step(f"{name}_a, normed", short, Into(short)))
+        program.add(steps.Linear(name=f"{name}_b", x=short, to=Into(to), at=at, weight=self._up))
+
+
+class _LatentSteps:
+    """Latent attention's queries, keys and values, as steps take them."""
+
+    def __init__(self, attention: Attention, latent: Latent, form: Form, keep: Keep) -> None:
+        queries, entries, self._begin = latent.queries, latent.entries, attention.heads * attention.size
+        self._queries: Weight | _ThroughSteps
+        if isinstance(queries, Through):
+            self._queries = _ThroughSteps(queries, joint([queries.up], form, keep), form, keep)
+        else:
+            self._queries = joint([queries], form, keep)
+        assert attention.rotary is not None, "the description says so"
+        up = expanded(
+            entries.up.weight,
+            form,
+            heads=attention.kv_heads,
+            turned=2 * len(attention.rotary.frequencies),
+            values=attention.values,
+        )
+        # What keys rotate goes through it as it is, so it rounds no inputs.
+        self._entries = _ThroughSteps(entries, joint([Linear(up, None)], "none", keep), form, keep)
+
+    def build(self, program: Program, name: str, read: Buffer, qkv: Buffer) -> None:
+        """Append the steps."""
+        if isinstance(self._queries, _ThroughSteps):
+            self._queries.build(program, f"{name}.q", read, qkv, 0)
+        else:
+            program.add(steps.Linear(name=f"{name}.q", x=read, to=Into(qkv), weight=self._queries))
+        self._entries.build(program, f"{name}.kv", read, qkv, self._begin)

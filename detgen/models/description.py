@@ -14,8 +14,9 @@ from torch import nn
 
 from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.models.families import FAMILIES, Family
+from detgen.models.latent import latent_of
 from detgen.models.mixtures import MIXTURES
-from detgen.models.parts import Attention, Experts, FeedForward, Layer, Linear, Norm, UnknownError
+from detgen.models.parts import Attention, Experts, FeedForward, Latent, Layer, Linear, Norm, UnknownError
 from detgen.models.rotary import Rotary, rotary_of
 from detgen.models.stored import Read, Weight, held, turned, whole
 from detgen.models.wrappers import language_model
@@ -155,25 +156,35 @@ class Description:
 
     def _attention(self, attention: Any, index: int) -> Attention:
         family, config = self.family, self.config
-        out = self._linear(getattr(attention, family.out))
-        size = int(getattr(attention, "head_dim", None) or attention.head_size)
-        heads = out.weight.shape[1] // size
-        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        qkv = [self._linear(getattr(attention, name)) for name in family.qkv]
-        if family.by_head:
-            qkv = [_by_kind(qkv[0], heads, size)]
-        if sum(one.weight.shape[0] for one in qkv) != (heads + 2 * kv_heads) * size:
-            raise UnknownError("queries, keys and values of other sizes")
+        out, rotary = self._linear(getattr(attention, family.out)), self._rotary(attention, index)
+        qkv: list[Linear] | Latent
+        if family.latent:
+            size, values = int(attention.qk_head_dim), int(attention.v_head_dim)
+            heads = kv_heads = int(attention.num_heads)
+            qkv = latent_of(attention, self._linear, self._norm)
+            if rotary is None or 2 * len(rotary.frequencies) != attention.qk_rope_head_dim:
+                raise UnknownError("another share of heads is rotated")
+        else:
+            size = values = int(getattr(attention, "head_dim", None) or attention.head_size)
+            heads = out.weight.shape[1] // size
+            kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+            qkv = [self._linear(getattr(attention, name)) for name in family.qkv]
+            if family.by_head:
+                qkv = [_by_kind(qkv[0], heads, size)]
+            if sum(one.weight.shape[0] for one in qkv) != (heads + 2 * kv_heads) * size:
+                raise UnknownError("queries, keys and values of other sizes")
+        interleaved = family.interleaved
         q, k = (self._norm(getattr(attention, name, None)) for name in family.head_norms)
         return Attention(
             heads=heads,
             kv_heads=kv_heads,
             size=size,
+            values=values,
             qkv=qkv,
             out=out,
             head_norms=(q, k),
-            rotary=self._rotary(attention, index),
-            interleaved=family.interleaved,
+            rotary=rotary,
+            interleaved=bool(getattr(config, interleaved)) if isinstance(interleaved, str) else interleaved,
             query_scale=float(attention.scaling) if family.scaled_queries else None,
             sinks=self._tensor(attention.sinks).float() if hasattr(attention, "sinks") else None,
         )
@@ -307,7 +318,14 @@ def _family(model: Any) -> Family | None:
 
 def _routing(router: Any, scoring: Scoring) -> dict[str, Any]:
     """See `Experts`."""
-    found = {"scoring": scoring, "normalized": bool(getattr(router, "norm_topk_prob", True))}
+    found: dict[str, Any] = {"scoring": scoring, "normalized": bool(getattr(router, "norm_topk_prob", True))}
+    if hasattr(router, "topk_method"):  # DeepSeek V2's
+        found |= {"normalized": False, "factor": float(router.routed_scaling_factor)}
+        if router.topk_method == "group_limited_greedy":
+            return found | {"groups": int(router.num_group), "best_groups": int(router.topk_group)}
+        if router.topk_method != "greedy":
+            raise UnknownError(f"experts by {router.topk_method}")
+        return found
     if scoring != Scoring.SIGMOIDS:
         return found
     return found | {

@@ -22,7 +22,8 @@ class Family(NamedTuple):
         head_norms: norms of queries and keys, as far as a model has them.
         scaled_queries: whether queries are multiplied by the attention's `scaling` before it.
         rotates: the setting of an attention that says whether it rotates queries and keys, as far as a model has one.
-        interleaved: which entries of a head are rotated together; see `Step`.
+        interleaved: which entries of a head are rotated together, see `Rotate`; a string names a setting that says it.
+        latent: whether queries, keys and values come out of short vectors; `qkv` is not looked at then.
         mlp: a layer's feed-forward; "" if its parts are the layer's own.
         gate: the gate, if there is one; joined with `up` if `up` is empty.
         up: the first linear layer, beside the gate.
@@ -45,7 +46,8 @@ class Family(NamedTuple):
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
     scaled_queries: bool = False
     rotates: str = "use_rope"
-    interleaved: bool = False
+    interleaved: bool | str = False
+    latent: bool = False
     mlp: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -87,6 +89,9 @@ FAMILIES = {
     "GptOssForCausalLM": Family(),
     "Dots1ForCausalLM": Family(),
     "Glm4MoeForCausalLM": Family(),
+    "DeepseekV2ForCausalLM": Family(latent=True, interleaved=True),
+    "DeepseekV3ForCausalLM": Family(latent=True, interleaved="rope_interleave"),
+    "Glm4MoeLiteForCausalLM": Family(latent=True, interleaved="rope_interleave"),
     "Ernie4_5ForCausalLM": Family(interleaved=True),
     "HeliumForCausalLM": Family(interleaved=True),
     "GlmForCausalLM": Family(interleaved=True, gate="gate_up_proj", up=""),

@@ -111,7 +111,7 @@ def _folder(name: str, place: Path) -> Known:
     text = settings.get("text_config") or settings
     gpt2 = "n_layer" in text
     names = ("n_layer", "n_head", "n_embd") if gpt2 else ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    kv = _kv(text, *names, "head_dim", "num_key_value_heads")
+    kv = _latent_kv(text) if "kv_lora_rank" in text else _kv(text, *names, "head_dim", "num_key_value_heads")
     stored = sum(tensor.size for tensor in tensors)
     whole = family in FAMILIES or family == "ThinkingStatesForCausalLM"
     return Known(name, family, whole, sum(c for _, c in counts), stored, weights, kv)
@@ -128,6 +128,13 @@ def _kv(settings: Mapping[str, Any], layers: str, heads: str, width: str, size: 
     if not many or not all_heads or not wide:
         return None
     return 2 * 4 * many * (kept or all_heads) * (of_head or wide // all_heads)
+
+
+def _latent_kv(settings: Mapping[str, Any]) -> int | None:
+    """The same of latent attention, whose heads all keep keys and values."""
+    names = ("num_hidden_layers", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    many, heads, *sizes = (each if isinstance(each := settings.get(name), int) else 0 for name in names)
+    return 4 * many * heads * sum(sizes) if many and heads and all(sizes) else None
 
 
 def _gguf(name: str, place: Path) -> Known:

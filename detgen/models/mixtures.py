@@ -30,5 +30,8 @@ MIXTURES = {
     "Qwen3MoeSparseMoeBlock": Mixture(),
     "Dots1MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Glm4MoeMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "DeepseekV2Moe": Mixture(shared="shared_experts"),
+    "DeepseekV3MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "Glm4MoeLiteMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "GptOssMLP": Mixture(router="router", scoring=Scoring.OVER_PICKS, clamped=True),
 }

@@ -41,6 +41,34 @@ class Linear(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Through:
+    """A linear layer, a norm of the first of its results, and a linear layer of all of them.
+
+    Attributes:
+        down: the first.
+        norm: of its first entries, as many as the norm has weights.
+        up: the second.
+    """
+
+    down: Linear
+    norm: Norm
+    up: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Where queries, keys and values come from.
+
+    Attributes:
+        queries: of all heads, what is rotated first in each: a linear layer, or one through a short vector.
+        entries: keys and values, through a short vector and, behind it, what all keys rotate.
+    """
+
+    queries: Linear | Through
+    entries: Through
+
+
+@dataclass(frozen=True, slots=True)
 class FeedForward:
     """A feed-forward.
 
@@ -94,8 +122,9 @@ class Attention:
     Attributes:
         heads: query heads.
         kv_heads: key and value heads.
-        size: entries of a head.
-        qkv: linear layers of queries, keys and values, or one for all.
+        size: entries of a query or a key.
+        values: entries of a value.
+        qkv: linear layers of queries, keys and values, or one for all; or where they come from.
         out: what follows it.
         head_norms: of queries and of keys, each of a head, or of all heads together; None for none.
         rotary: how heads are rotated; None for not at all.
@@ -107,7 +136,8 @@ class Attention:
     heads: int
     kv_heads: int
     size: int
-    qkv: list[Linear]
+    values: int
+    qkv: list[Linear] | Latent
     out: Linear
     head_norms: tuple[Norm | None, Norm | None]
     rotary: Rotary | None

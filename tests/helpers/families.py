@@ -32,6 +32,10 @@ ROUTED: dict[str, Any] = {
     **LLAMA,
     **{"num_experts_per_tok": 3, "moe_intermediate_size": 40, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
 }
+LATENT: dict[str, Any] = {  # of attention; no size is a multiple of another
+    **{"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 36},
+    **{"qk_rope_head_dim": 10, "qk_nope_head_dim": 14, "v_head_dim": 18},
+}
 TOWER: dict[str, Any] = {  # of multimodal models
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"image_size": 28, "patch_size": 14},
@@ -120,6 +124,17 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
         **{**ROUTED, "head_dim": 18, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "n_shared_experts": 1},
         **{"norm_topk_prob": True, "sliding_window": WINDOW, "layer_types": MIXED},
     ),
+    "deepseek_v2": lambda: hf.DeepseekV2Config(
+        **{**ROUTED, **LATENT, "v_head_dim": 20, "n_routed_experts": 6, "n_shared_experts": 1, "q_lora_rank": None},
+        **{"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2},
+    ),
+    "deepseek_v3": lambda: hf.DeepseekV3Config(
+        **{**ROUTED, **LATENT, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 1},
+        **{"rope_interleave": True, "norm_topk_prob": True},
+    ),
+    "glm4_moe_lite": lambda: hf.Glm4MoeLiteConfig(
+        **{**ROUTED, **LATENT, "n_routed_experts": 6, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+    ),
     "smollm3": lambda: hf.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1]),
     "granite": lambda: hf.GraniteConfig(
         **LLAMA, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=8.0
@@ -150,9 +165,4 @@ OWN_FORWARD: dict[str, Callable[[], Any]] = {
     "biogpt": lambda: hf.BioGptConfig(**SMALL),
     "vaultgemma": lambda: hf.VaultGemmaConfig(**SMALL, head_dim=12, sliding_window=40, final_logit_softcapping=2.0),
     "olmoe": lambda: hf.OlmoeConfig(**SMALL, num_experts=5, num_experts_per_tok=2),
-    "deepseek_v3": lambda: hf.DeepseekV3Config(
-        **{**SMALL, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_key_value_heads": 4},
-        **{"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1},
-        **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 20},
-    ),
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.families import DESCRIBED
 from helpers.gguf_files import made, plain_tokenizer
 from typer.testing import CliRunner
 
@@ -51,6 +52,11 @@ def test_a_folder_takes_what_its_program_has(demo_models: Any, kind: str, settin
     assert found.kv == engine.position_bytes
     assert found.whole
     assert found.weights[kind] == pytest.approx(taken(engine), rel=0.1)
+
+
+def test_latent_attention_keeps_what_its_heads_read(random_model: Callable[..., Path]) -> None:
+    folder = random_model(DESCRIBED["deepseek_v3"]())
+    assert known(str(folder)).kv == Engine(target=folder, drafter="none", kv_memory=8 << 20).position_bytes
 
 
 def test_a_file_takes_what_it_is(demo_models: Any, tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "phi": lambda: hf.PhiConfig(**SIZES),
     "gpt2": lambda: hf.GPT2Config(vocab_size=4096, n_embd=320, n_layer=4, n_head=5, n_positions=512),
     "mixtral": lambda: hf.MixtralConfig(**GROUPED, num_local_experts=4),
+    "deepseek-v3": lambda: hf.DeepseekV3Config(
+        **{**SIZES, "moe_intermediate_size": 96, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+        **{"num_experts_per_tok": 3, "num_key_value_heads": 5, "q_lora_rank": 96, "kv_lora_rank": 64},
+        **{"qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 48},
+    ),
     "gpt-oss": lambda: hf.GptOssConfig(
         **GROUPED | {"intermediate_size": 160}, head_dim=64, sliding_window=50, num_local_experts=6
     ),
@@ -65,7 +70,7 @@ def test_errors_of_logits(family: str, demo_models: Any, random_model: Callable[
     forward.cache.pages.lay_out(1, len(ids) + 1)
     own = forward.run([Window(0, 0, ids, len(ids))])
     plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
-    if family in ("mixtral", "gpt-oss"):
+    if family in ("mixtral", "gpt-oss", "deepseek-v3"):
         plain["experts_implementation"] = "eager"
     model = hf.AutoModelForCausalLM.from_pretrained(folder, **plain)
     with torch.inference_mode():

@@ -1,0 +1,74 @@
+"""Latent attention (DeepSeek-AI, arXiv 2405.04434): keys and values of all heads come out of one short vector of a row.
+
+Its modules become two linear layers with a norm between them, for queries and for keys and values, so that it runs as
+any other attention does once these have run. Keys and values are stored as heads read them, not compressed. What is
+rotated stands first in a head here, and last in transformers; that changes no score but in the order of its sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from detgen.kernels.c.quantizing import MADE, Form, Quantized, narrowed
+from detgen.models.parts import Latent, Linear, Norm, Through, UnknownError
+from detgen.models.stored import Weight, whole
+
+
+def latent_of(attention: Any, linear: Callable[[Any], Linear], norm: Callable[[Any], Norm | None]) -> Latent:
+    """What a module of latent attention consists of.
+
+    Args:
+        attention: the module of transformers.
+        linear: describes a linear layer.
+        norm: describes a norm.
+
+    Raises:
+        UnknownError: if it is not what DeepSeek's is.
+    """
+
+    def through(down: Any, between: Any, up: Linear) -> Through:
+        found = norm(between)
+        if found is None or up.bias is not None:
+            raise UnknownError("short vectors without a norm, or a bias behind them")
+        return Through(linear(down), found, up)
+
+    heads = int(attention.num_heads)
+    turned, plain = int(attention.qk_rope_head_dim), int(attention.qk_nope_head_dim)
+    order = torch.arange(heads * (turned + plain)).view(heads, -1).roll(turned, 1).flatten()
+    queries: Linear | Through
+    if attention.q_proj is not None:
+        queries = _ordered(linear(attention.q_proj), order)
+    else:
+        up = _ordered(linear(attention.q_b_proj), order)
+        queries = through(attention.q_a_proj, attention.q_a_layernorm, up)
+    up = linear(attention.kv_b_proj)
+    return Latent(queries, through(attention.kv_a_proj_with_mqa, attention.kv_a_layernorm, up))
+
+
+def _ordered(linear: Linear, order: torch.Tensor) -> Linear:
+    weight = linear.weight
+    return linear._replace(weight=weight.rows(order) if isinstance(weight, Quantized) else weight[order])
+
+
+def expanded(weight: Weight, form: Form, *, heads: int, turned: int, values: int) -> torch.Tensor:
+    """The weight that makes keys and values of all heads: all keys, then all values; what keys rotate is taken over.
+
+    Args:
+        weight: [heads * (key entries that are not rotated + values), entries of the short vector].
+        form: in which linear layers are; where it has few bits, these are the numbers that they stand for, in float32.
+        heads: of keys.
+        turned: entries of a key that are rotated.
+        values: entries of a value.
+    """
+    numbers = narrowed(whole(weight), form) if form in MADE else whole(weight)
+    of_keys, of_values = numbers.unflatten(0, (heads, -1)).tensor_split([-values], dim=1)
+    size, short = turned + of_keys.shape[1], numbers.shape[1]
+    made = numbers.new_zeros(heads * (size + values), short + turned)
+    keys = made[: heads * size].view(heads, size, -1)
+    keys[:, turned:, :short] = of_keys
+    keys[:, :turned, short:] = torch.eye(turned, dtype=made.dtype)
+    made[heads * size :, :short] = of_values.flatten(0, 1)
+    return made
