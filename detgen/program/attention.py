@@ -42,20 +42,24 @@ def _finite(most: Tensor) -> Tensor:
     return most.where(most > -torch.inf, 0.0)
 
 
-def of_block(step: Attend, keys: Tensor, values: Tensor, queries: Tensor, seen: Tensor) -> Attended:
+def of_block(step: Attend, keys: Tensor, values: Tensor, queries: Tensor, seen: Tensor, away: Tensor) -> Attended:
     """What is known of queries after one block of keys.
 
     Args:
-        step: whose scale, softcap and sizes count.
+        step: whose scale, softcap, slopes and sizes count.
         keys: [KV heads, entries, PAGE].
         values: [KV heads, PAGE, entries].
         queries: [rows, KV heads, group, entries].
         seen: bool [rows, 1, 1, PAGE], which keys a row sees.
+        away: int64, likewise, positions of keys less that of the row.
     """
     scores = torch.zeros(*queries.shape[:-1], PAGE)
     for d in range(step.cache.size):
         scores = fma(keys[:, None, d], queries[..., d, None], scores)
-    scores = capped(scores * number(step.scale), step.softcap).where(seen, -torch.inf)
+    scores = capped(scores * number(step.scale), step.softcap)
+    if step.slopes is not None:
+        scores = fma(step.slopes.view(*queries.shape[1:3], 1), away.float(), scores)
+    scores = scores.where(seen, -torch.inf)
     most = scores.where(scores == scores, -torch.inf).amax(-1)
     weights = exponential(scores - _finite(most)[..., None])
     results = torch.zeros(*queries.shape[:-1], step.cache.values)

@@ -80,6 +80,24 @@ class Sort(Step):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Weigh(Step):
+    """A row for each of its routes, times the route's weight.
+
+    Attributes:
+        x: is read.
+        routes: with the weights.
+        to: takes a segment for each route.
+    """
+
+    x: Buffer
+    routes: Buffer
+    to: Buffer
+
+    def _faults(self) -> Iterator[str]:
+        yield from wide(self.to, self.routes.width // 2 * self.x.width)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ExpertLinear(Step):
     """A linear layer of each expert, for the rows that `Sort` listed.
 
@@ -125,11 +143,13 @@ class Combine(Step):
         x: a segment for each route.
         routes: with the weights.
         to: takes the sums.
+        weighed: whether the weights count, which they do not where the inputs had them.
     """
 
     x: Buffer
     routes: Buffer
     to: Into
+    weighed: bool = True
 
     def _faults(self) -> Iterator[str]:
         yield from wide(self.x, self.routes.width // 2 * self.to.buffer.width)

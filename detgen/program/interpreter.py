@@ -32,7 +32,7 @@ from detgen.program.arithmetic import (
     whole_linear,
 )
 from detgen.program.attention import Attended, of_block
-from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.finite import bounded
 from detgen.program.operands import (
     GROUP,
@@ -241,6 +241,8 @@ def _rotate(step: steps.Rotate, at: Pass) -> None:
         first, second = fma(a, cosines, -(b * sines)), fma(b, cosines, a * sines)
         a.copy_(first)
         b.copy_(second)
+    if step.factors is not None:
+        heads[:, : cache.heads] *= step.factors[rows.positions][:, None, None]
     keys = heads[:, cache.heads :]
     cache.keys[rows.places // PAGE, :, :, rows.places % PAGE] = bounded(keys).to(cache.keys)
     values = bounded(values.unflatten(1, (-1, cache.values)))
@@ -265,10 +267,12 @@ def _attend(step: steps.Attend, at: Pass) -> None:
         for block in range(int(low.min()) // PAGE, (start + tokens - 1) // PAGE + 1):
             if block % SECTION_BLOCKS == 0:
                 whole, part = whole.joined(part), Attended.nothing(tokens, *heads, cache.values)
-            seen = torch.arange(block * PAGE, block * PAGE + PAGE)
-            seen = ((low <= seen) & (seen <= positions))[:, None, None]  # [tokens, 1, 1, keys]
+            at_keys = torch.arange(block * PAGE, block * PAGE + PAGE)
+            away = (at_keys - positions)[:, None, None]  # [tokens, 1, 1, keys]
+            seen = ((low <= at_keys) & (at_keys <= positions))[:, None, None]
             page = int(rows.tables[slot, block])
-            part = part.joined(of_block(step, cache.keys[page].float(), cache.kept[page].float(), queries[some], seen))
+            entries = cache.keys[page].float(), cache.kept[page].float()
+            part = part.joined(of_block(step, *entries, queries[some], seen, away))
         whole = whole.joined(part)
         if step.sinks is not None:
             none = Attended.nothing(tokens, *heads, cache.values)
@@ -351,6 +355,8 @@ def _route(step: Route, at: Pass) -> None:
         scores = ranked = softmax(x)
     elif step.scoring == Scoring.SIGMOIDS:
         scores = ranked = sigmoid(x)
+    elif step.scoring == Scoring.SIGMOIDS_OF_PICKS:
+        ranked, scores = x.clone(), sigmoid(x)
     else:  # e^(x - largest), to be divided by the sum of those that are taken
         ranked, scores = x.clone(), exponential(x - x.where(x == x, -torch.inf).amax(-1, keepdim=True))
     at[step.x].copy_(scores)
@@ -388,6 +394,11 @@ def _sort(_step: Sort, _at: Pass) -> None:
 
 
 @compute.register
+def _weigh(step: Weigh, at: Pass) -> None:
+    at[step.to].copy_((at[step.x][:, None] * at[step.routes][:, 1::2, None]).flatten(1))
+
+
+@compute.register
 def _expert_linear(step: ExpertLinear, at: Pass) -> None:
     experts = at[step.routes][:, ::2].long()  # [rows, routes]
     x = at[step.x].unflatten(1, (-1, step.weight.inputs))  # [rows, 1 or routes, inputs]
@@ -398,6 +409,7 @@ def _expert_linear(step: ExpertLinear, at: Pass) -> None:
 @compute.register
 def _combine(step: Combine, at: Pass) -> None:
     results, weights = at[step.x].unflatten(1, (-1, step.to.buffer.width)), at[step.routes][:, 1::2]
+    weights = weights if step.weighed else torch.ones_like(weights)
     out = torch.zeros(len(results), step.to.buffer.width)
     for result, weight in zip(results.unbind(1), weights.unbind(1), strict=True):
         out = fma(result, weight[:, None], out)

@@ -54,11 +54,15 @@ class Activation(IntEnum):
 
 
 class Scoring(IntEnum):
-    """What logits of experts become: their softmax over all experts or over those that a row takes, or sigmoids."""
+    """What logits of experts become: their softmax over all experts or over those that a row takes, or sigmoids.
+
+    Experts are ranked by what their logits become, but for those `OVER_PICKS` and `SIGMOIDS_OF_PICKS`: by the logits.
+    """
 
     OVER_ALL = 0
     OVER_PICKS = 1
     SIGMOIDS = 2
+    SIGMOIDS_OF_PICKS = 3
 
 
 @dataclass(frozen=True)

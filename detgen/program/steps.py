@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import (
     LOGIT_BLOCK,
     SCORED,
@@ -220,6 +220,7 @@ class Rotate(Step):
         interleaved: whether entries 2 i and 2 i + 1 are rotated together, instead of i and turned / 2 + i.
         cosines: [positions, turned / 2].
         sines: likewise.
+        factors: [positions], of queries, once they are rotated; None for none.
         last: whether rows whose keys are not finite are noted.
     """
 
@@ -230,6 +231,7 @@ class Rotate(Step):
     interleaved: bool = False
     cosines: Floats | None = None
     sines: Floats | None = None
+    factors: Floats | None = None
     last: bool = False
 
     def _faults(self) -> Iterator[str]:
@@ -240,6 +242,7 @@ class Rotate(Step):
             yield "no cosines or sines to rotate by"
         yield from shaped("cosines", self.cosines, (None, self.turned // 2) if self.turned else None)
         yield from shaped("sines", self.sines, (None, self.turned // 2) if self.turned else None)
+        yield from shaped("factors", self.factors, (None,))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -254,6 +257,7 @@ class Attend(Step):
         window: positions that a row sees, its own included; 0 for all.
         chunk: positions of a chunk, before whose first a row sees nothing; 0 for no chunks.
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
+        slopes: [heads], of each, what is taken off a score for each position between key and row; None for none.
         sinks: [heads], a score of each that takes its share of the softmax and has no value; None for none.
     """
 
@@ -264,11 +268,13 @@ class Attend(Step):
     window: int = 0
     chunk: int = 0
     softcap: float = 0.0
+    slopes: Floats | None = None
     sinks: Floats | None = None
 
     def _faults(self) -> Iterator[str]:
         yield from self.cache.faults(self.qkv)
         yield from wide(self.to, self.cache.heads * self.cache.values)
+        yield from shaped("slopes", self.slopes, (self.cache.heads,))
         yield from shaped("sinks", self.sinks, (self.cache.heads,))
 
 
@@ -378,5 +384,5 @@ class Sum(Step):
 STEPS: tuple[type[Step], ...] = (
     *(Embed, EmbedColumn, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
     *(Route, Sort, ExpertLinear, Combine, Activate, Softmax, Sum),
-    *(Convolve, DeltaRule),
+    *(Convolve, DeltaRule, Weigh),
 )

@@ -14,7 +14,7 @@ from detgen.kernels.bits import bits, same_bits
 from detgen.kernels.c.panels import joined, stacked
 from detgen.kernels.c.quantizing import MADE, STORAGE, Form, Quantized
 from detgen.program import steps
-from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import (
     GROUP,
     LOGIT_BLOCK,
@@ -403,6 +403,8 @@ def _rotated(draw: st.DrawFn) -> Case:
     rows, turned = _slots(made, group), draw(st.sampled_from([0, 4, 6, 8]))
     cache = _cache(made, kv_heads * group, kv_heads, rows["tables"].numel())
     angles = {name: made.numbers(2100, turned // 2) for name in ("cosines", "sines")} if turned else {}
+    if draw(st.booleans()):
+        angles["factors"] = made.numbers(2100)
     flags = {name: draw(st.booleans()) for name in ("interleaved", "last")}
     made.add(steps.Rotate, qkv=_qkv(made, cache), cache=cache, turned=turned, **angles, **flags)
     return made.case(**rows)
@@ -423,6 +425,7 @@ def _attended(draw: st.DrawFn) -> Case:
         window=draw(st.sampled_from([0, 1, 30, 100, 1030])),
         chunk=draw(st.sampled_from([0, 1, 24, 100, 1000])),
         softcap=draw(st.sampled_from([0.0, 20.0])),
+        slopes=made.numbers(cache.heads).abs() if draw(st.booleans()) else None,
         sinks=made.numbers(cache.heads) if draw(st.booleans()) else None,
     )
     return made.case(**rows)
@@ -565,14 +568,19 @@ def _experts(draw: st.DrawFn) -> Case:
     opened, each = Buffer("opened", picks * inner), Buffer("each", picks * width)
     activation = draw(OF_LAYERS)
     made.add(Sort, routes=routes, experts=experts)
+    x, weighed = made.read("x", width), draw(st.booleans())
+    if not weighed:  # by their inputs instead
+        segments = Buffer("segments", picks * width)
+        made.add(Weigh, x=x, routes=routes, to=segments)
+        x = segments
     made.add(
         ExpertLinear,
-        **{"x": made.read("x", width), "routes": routes, "to": opened, "weight": up},
+        **{"x": x, "routes": routes, "to": opened, "weight": up},
         **{"activation": activation, "gated": gated},
         **({"limit": 0.7, "slope": 1.702, "shift": 1.0} if gated and draw(st.booleans()) else {}),
     )
     made.add(ExpertLinear, x=opened, routes=routes, to=each, weight=down)
-    made.add(Combine, x=each, routes=routes, to=made.into(width))
+    made.add(Combine, x=each, routes=routes, to=made.into(width), weighed=weighed)
     return made.case()
 
 
@@ -594,6 +602,7 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     Sort: (_experts(), 10),
     ExpertLinear: (_experts(), 40),
     Combine: (_experts(), 20),
+    Weigh: (_experts(), 10),
     steps.Activate: (_rowwise(steps.Activate, function=st.sampled_from(Activation)), 120),
     steps.Softmax: (_rowwise(steps.Softmax, LONG, into=False), 40),
     steps.Sum: (_summed(), 30),

@@ -49,6 +49,9 @@ typedef struct {
     int64_t position[BATCH], low[BATCH]; /* of each row, and the first key that it sees */
 } Queries;
 
+/* The head of a query. */
+INLINE int64_t query_head(const Queries *q, int64_t r) { return q->head * q->group + (q->row + r) % q->group; }
+
 /* Bytes of an entry of the cache. */
 INLINE int64_t entry_bytes(int storage) { return storage == BFLOAT ? 2 : 4; }
 
@@ -177,15 +180,16 @@ INLINE void mix_page(
 
 INLINE vec or_zero(vec most) { return where_more(most, all(-INFINITY), most, all(0.0f)); }
 
-/* Scores of a row become scaled ones, of keys from `low` to `high` - 1, and -INFINITY of the others up to `count`. Returns
- * the largest. */
-INLINE float scaled(const Attend *s, float *scores, int64_t low, int64_t high, int64_t count) {
+/* Scores of a row, the last that it sees at `high` - 1, become scaled ones, of keys from `low` on, and -INFINITY of the
+ * others up to `count`. `slope` is null, or that of the head. Returns the largest. */
+INLINE float scaled(const Attend *s, const float *slope, float *scores, int64_t low, int64_t high, int64_t count) {
     static const float numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const vec scale = all((float)s->scale), cap = all((float)s->softcap), none = all(-INFINITY), lanes = load(numbers);
     vec top = none;
     for (int64_t j = 0; j < count; j += LANES) {
         vec x = mul(load(scores + j), scale);
         if (s->softcap) x = mul(tangent(quotient(x, cap)), cap);
+        if (slope) x = fma3(all(*slope), add(lanes, all((float)(j + 1 - high))), x);
         if (j < low) x = where_more(all((float)(low - j)), lanes, none, x);
         if (j + LANES > high) x = where_more(all((float)(high - j)), lanes, x, none);
         store(scores + j, x);
@@ -242,8 +246,10 @@ INLINE void attend_block(
             else EACH_QUERIES(score, storage, KEY_REGS / 2, of, from, size, weights + r * PAGE + c, ahead)
         }
     }
-    for (int64_t r = begin; r < end; r++)
-        most[r] = scaled(s, weights + r * PAGE, q->low[r] - first, q->position[r] + 1 - first, seen);
+    for (int64_t r = begin; r < end; r++) {
+        const float *slope = s->slopes ? s->slopes + query_head(q, r) : 0;
+        most[r] = scaled(s, slope, weights + r * PAGE, q->low[r] - first, q->position[r] + 1 - first, seen);
+    }
     for (int64_t r = begin; r < end; r++) total[r] = weigh(weights + r * PAGE, most[r], seen);
     join_totals(to, most, total, q->rows, before, behind);
     ahead = ahead_of(next, size * PAGE * entry_bytes(storage), PAGE);
@@ -299,7 +305,7 @@ static void join_section(const Queries *q, Attended to, Attended section) {
 static void join_sinks(const Queries *q, Attended to, Attended none) {
     nothing_known(q, none);
     for (int64_t r = 0; r < q->rows; r++) {
-        none.most[r] = q->step->sinks[q->head * q->group + (q->row + r) % q->group];
+        none.most[r] = q->step->sinks[query_head(q, r)];
         none.total[r] = 1;
     }
     join_section(q, to, none);
@@ -308,7 +314,7 @@ static void join_sinks(const Queries *q, Attended to, Attended none) {
 static void take_queries(const Queries *q, const float *x, int64_t x_row, float *to) {
     const int64_t size = q->step->cache.size;
     for (int64_t r = 0; r < q->rows; r++) {
-        const int64_t row = q->row + r, number = q->head * q->group + row % q->group;
+        const int64_t row = q->row + r, number = query_head(q, r);
         memcpy(to + r * size, x + (q->piece->row + row / q->group) * x_row + number * size, sizeof(float) * size);
     }
 }
@@ -316,7 +322,7 @@ static void take_queries(const Queries *q, const float *x, int64_t x_row, float 
 static void put_results(const Queries *q, Attended from, float *to, int64_t to_row) {
     const int64_t values = q->step->cache.values;
     for (int64_t r = 0; r < q->rows; r++) {
-        const int64_t row = q->row + r, number = q->head * q->group + row % q->group;
+        const int64_t row = q->row + r, number = query_head(q, r);
         float *out = to + (q->piece->row + row / q->group) * to_row + number * values;
         for (int64_t c = 0; c < values; c += LANES) { /* 0 is all there is: a weight of 0 would turn -0 to 0 */
             const vec x = load_some(from.results + r * values + c, values - c);

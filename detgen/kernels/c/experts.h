@@ -50,17 +50,17 @@ static void route(const Route *s, float *x, float *routes) {
     const int64_t n = s->x.width, picks = s->to.width / 2;
     float sum = 0, ranked[MOST_EXPERTS];
     int64_t taken[MOST_PICKS];
+    memcpy(ranked, x, sizeof(float) * n);
     if (s->scoring == OVER_PICKS) {
         float most = -INFINITY;
-        memcpy(ranked, x, sizeof(float) * n);
         for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
         for (int64_t i = 0; i < n; i += LANES)
             store_some(x + i, exponential(sub(load_some(x + i, n - i), all(most))), n - i);
     } else {
-        if (s->scoring == SIGMOIDS)
+        if (s->scoring != OVER_ALL)
             for (int64_t i = 0; i < n; i += LANES) store_some(x + i, sigmoid(load_some(x + i, n - i)), n - i);
         else softmax(x, n, x);
-        memcpy(ranked, x, sizeof(float) * n);
+        if (s->scoring != SIGMOIDS_OF_PICKS) memcpy(ranked, x, sizeof(float) * n);
     }
     for (int64_t i = 0; i < n; i++) {
         if (s->correction) ranked[i] += s->correction[i];
@@ -100,13 +100,21 @@ static void sort_rows(const Sort *s, const float *routes, int64_t row_floats, in
     lists->firsts[lists->hit] = at;
 }
 
+/* A row for each of its routes, times the route's weight. */
+static void weigh(const Weigh *s, const float *x, const float *routes, float *to) {
+    const int64_t n = s->x.width, picks = s->routes.width / 2;
+    for (int64_t p = 0; p < picks; p++)
+        for (int64_t i = 0; i < n; i += LANES)
+            store_some(to + p * n + i, mul(load_some(x + i, n - i), all(routes[2 * p + 1])), n - i);
+}
+
 /* The results of a row's experts, each as wide as the sum, times their weights. */
 static void combine(const Combine *s, const float *x, const float *routes, float *to) {
     const int64_t n = s->to.buffer.width, picks = s->routes.width / 2;
     for (int64_t i = 0; i < n; i += LANES) {
         vec sum = all(0.0f);
         for (int64_t p = 0; p < picks; p++)
-            sum = fma3(load_some(x + p * n + i, n - i), all(routes[2 * p + 1]), sum);
+            sum = fma3(load_some(x + p * n + i, n - i), all(s->weighed ? routes[2 * p + 1] : 1.0f), sum);
         put(&s->to, to + i, sum, n - i);
     }
 }

@@ -312,6 +312,7 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
         break;
     case GATE: copy_row(&s->gate.to, AT(s->gate.x), AT(s->gate.factors), AT(s->gate.to.buffer)); break;
     case ROUTE: route(&s->route, AT(s->route.x), AT(s->route.to)); break;
+    case WEIGH: weigh(&s->weigh, AT(s->weigh.x), AT(s->weigh.routes), AT(s->weigh.to)); break;
     case COMBINE: combine(&s->combine, AT(s->combine.x), AT(s->combine.routes), AT(s->combine.to.buffer)); break;
     case SCORE: score_row(AT(s->score.x), s->score.x.width / SCORED, AT(s->score.to)); break;
     case ACTIVATE: activate(&s->activate, AT(s->activate.x), AT(s->activate.to.buffer)); break;

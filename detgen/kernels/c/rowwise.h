@@ -131,7 +131,7 @@ INLINE void keep_row(const int storage, const Cache *c, int64_t place, const flo
             keep(storage, c->kept, ((page + h) * PAGE + at) * c->values + i, v[h * c->values + i], most);
 }
 
-/* Rotates the queries of a row in place and stores its keys and values; whether all keys are finite. */
+/* Rotates the queries and keys of a row in place and stores its keys and values; whether all keys are finite. */
 static int rotate_row(const Rotate *s, const Pass *pass, int64_t row, float *x) {
     const Cache *c = &s->cache;
     const float *k = x + c->heads * c->size, *v = k + c->kv_heads * c->size, most = (float)pass->most;
@@ -139,6 +139,8 @@ static int rotate_row(const Rotate *s, const Pass *pass, int64_t row, float *x) 
     if (s->turned)
         for (int64_t h = 0; h < c->heads + c->kv_heads; h++)
             rotate(s, pass->positions[row], x + h * c->size, x + h * c->size);
+    if (s->factors)
+        for (int64_t i = 0; i < c->heads * c->size; i++) x[i] *= s->factors[pass->positions[row]];
     for (int64_t i = 0; i < c->kv_heads * c->size; i++) finite &= k[i] - k[i] == 0;
     if (c->storage == BFLOAT) keep_row(BFLOAT, c, pass->places[row], k, v, most);
     else keep_row(FLOAT, c, pass->places[row], k, v, most);

@@ -69,6 +69,7 @@ def _read(
     tops,
     totals,
     results,
+    slopes,
     scale,
     cap,
     window,
@@ -82,6 +83,7 @@ def _read(
     VALUES: tl.constexpr,
     WIDE: tl.constexpr,
     CAPPED: tl.constexpr,
+    SLOPES: tl.constexpr,
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
     TILES: tl.constexpr,
@@ -113,6 +115,9 @@ def _read(
             if CAPPED:
                 x = capped(x, cap)
             seen = (key + before)[None, :]
+            if SLOPES:
+                slope = tl.load(slopes + (head + own) * GROUP + of_group, mask=there, other=0.0)
+                x = tl.fma(tl.zeros_like(x) + slope[:, None], (seen - position[:, None]).to(tl.float32), x)
             x = tl.where((seen >= lowest[:, None]) & (seen <= position[:, None]), x, float("-inf"))
             top = tl.max(tl.where(x == x, x, float("-inf")), 1)
             weights = exponential(x - tl.where(top > float("-inf"), top, 0.0)[:, None])
@@ -202,13 +207,14 @@ def attend(step: Attend, qkv: torch.Tensor, pieces: torch.Tensor, tables: torch.
     known = [torch.empty(rows, each * group, sections, device=qkv.device) for _ in range(2)]
     known.append(torch.empty(rows, each * group, sections, stride, device=qkv.device))
     shape = above(cache.values), stride, tiles, queries
-    sinks = qkv if step.sinks is None else step.sinks
+    sinks, slopes = (qkv if each is None else each for each in (step.sinks, step.slopes))
     for head in range(0, kv_heads, each):
         some = min(each, kv_heads - head)
         of = step.window, step.chunk, blocks, head, some
         _read[(len(pieces) * tiles, some, sections)](
-            *(qkv, cache.keys, cache.kept, pieces, tables, *known, float(step.scale), float(step.softcap or 1.0), *of),
-            *(kv_heads, group, cache.size, cache.values, wide, bool(step.softcap), *shape),
+            *(qkv, cache.keys, cache.kept, pieces, tables, *known, slopes),
+            *(float(step.scale), float(step.softcap or 1.0), *of),
+            *(kv_heads, group, cache.size, cache.values, wide, bool(step.softcap), step.slopes is not None, *shape),
             **OPTIONS,
         )
         _join[(len(pieces) * tiles, some)](

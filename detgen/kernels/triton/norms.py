@@ -18,7 +18,7 @@ from detgen.program.operands import SUM_BLOCK, Scoring
 from detgen.program.steps import Norm
 
 _BLOCK = tl.constexpr(SUM_BLOCK)
-_OVER_ALL, _OVER_PICKS, _SIGMOIDS = (tl.constexpr(int(scoring)) for scoring in Scoring)
+_OVER_ALL, _OVER_PICKS, _SIGMOIDS, _SIGMOIDS_OF_PICKS = (tl.constexpr(int(scoring)) for scoring in Scoring)
 _AT_A_TIME = 16  # blocks of a program: of a row at most as many as there are lanes for their sums
 _ROUTED = 2  # rows of a program that chooses experts
 
@@ -203,13 +203,13 @@ def _route(
     number = tl.arange(0, EXPERTS)[None, :] + tl.zeros((ROWS, EXPERTS), tl.int32)
     inside = (row < count)[:, None] & (number < experts)
     logit = tl.load(x + row[:, None] * experts + number, mask=inside, other=0.0)
-    if SCORING == _SIGMOIDS:
+    if (SCORING == _SIGMOIDS) | (SCORING == _SIGMOIDS_OF_PICKS):
         score = sigmoid(logit)
     else:
         score = exponential(logit - largest[:, None])
         if SCORING == _OVER_ALL:
             score = tl.div_rn(score, total[:, None])
-    ranked = logit if SCORING == _OVER_PICKS else score
+    ranked = logit if (SCORING == _OVER_PICKS) | (SCORING == _SIGMOIDS_OF_PICKS) else score
     if CORRECTED:
         ranked += tl.load(correction + number, mask=inside, other=0.0)
     ranked = tl.where((number < experts) & (ranked == ranked), ranked, float("-inf"))

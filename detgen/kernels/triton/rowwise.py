@@ -77,6 +77,7 @@ def _combine(
     width,
     factor,
     PICKS: tl.constexpr,
+    WEIGHED: tl.constexpr,
     ADDS: tl.constexpr,
     SCALES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -85,10 +86,21 @@ def _combine(
     row, column, there = part_of(rows, width, ROWS, COLUMNS)
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     for pick in range(PICKS):
-        weight = tl.load(routes + row * (2 * PICKS) + 2 * pick + 1, mask=row < rows, other=0.0)
+        weight = tl.full((ROWS,), 1.0, tl.float32)
+        if WEIGHED:
+            weight = tl.load(routes + row * (2 * PICKS) + 2 * pick + 1, mask=row < rows, other=0.0)
         at = x + (row[:, None] * PICKS + pick) * width + column[None, :]
         sums = tl.fma(tl.load(at, mask=there, other=0.0), weight[:, None], sums)
     put(to + row[:, None] * width + column[None, :], sums, there, factor, ADDS, SCALES)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _weigh(x, routes, to, rows, width, PICKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column, there = part_of(rows, width, ROWS, COLUMNS)
+    v = tl.load(x + row[:, None] * width + column[None, :], mask=there, other=0.0)
+    for pick in range(PICKS):
+        weight = tl.load(routes + row * (2 * PICKS) + 2 * pick + 1, mask=row < rows, other=0.0)
+        tl.store(to + (row[:, None] * PICKS + pick) * width + column[None, :], v * weight[:, None], mask=there)
 
 
 @triton.jit
@@ -107,6 +119,7 @@ def _rotate(
     places,
     cosines,
     sines,
+    factors,
     keys,
     kept,
     broken,
@@ -118,6 +131,7 @@ def _rotate(
     VALUES: tl.constexpr,
     TURNED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    FACTORS: tl.constexpr,
     LAST: tl.constexpr,
     IN_16: tl.constexpr,
     ROWS: tl.constexpr,
@@ -133,6 +147,7 @@ def _rotate(
         there = row_there & (at < SIZE)
         of = qkv + row[:, None] * wide + head * SIZE + at
         x = tl.load(of, mask=there, other=0.0)
+        position = tl.load(positions + row, mask=row < rows, other=0)[:, None]
         if TURNED:
             # Entry `at` is the first of its pair, or the second one.
             if INTERLEAVED:
@@ -143,13 +158,15 @@ def _rotate(
                 distance = TURNED // 2 * (1 - 2 * second)
             turns = there & (at < TURNED)
             other = tl.load(of + distance, mask=turns, other=0.0)
-            position = tl.load(positions + row, mask=row < rows, other=0)[:, None]
             cosine = tl.load(cosines + position * (TURNED // 2) + pair, mask=turns, other=0.0)
             sine = tl.load(sines + position * (TURNED // 2) + pair, mask=turns, other=0.0)
             product = other * sine
             x = tl.where(turns, tl.fma(x, cosine, tl.where(second == 0, product * -1.0, product)), x)
             tl.debug_barrier()  # both of a pair are read before one is written
             tl.store(of, x, mask=turns)
+        if FACTORS and head < HEADS:
+            x = x * tl.load(factors + position, mask=row_there, other=1.0)
+            tl.store(of, x, mask=there)
         if head >= HEADS:
             to = keys + ((page * KV_HEADS + head - HEADS) * SIZE + at) * _PAGE + inside
             tl.store(to, _kept(x, most, IN_16), mask=there)
@@ -201,12 +218,18 @@ def copy(
     )
 
 
-def combine(x: torch.Tensor, routes: torch.Tensor, into: Into, to: torch.Tensor) -> None:
+def weigh(x: torch.Tensor, routes: torch.Tensor, to: torch.Tensor) -> None:
+    """`Weigh`: [rows, width] by routes [rows, 2 * picks] into [rows, picks * width], all float32."""
+    rows, columns, grid = tiles(len(x), x.shape[1], _ROWS, _COLUMNS)
+    _weigh[grid](x, routes, to, *x.shape, routes.shape[1] // 2, rows, columns, **OPTIONS)
+
+
+def combine(x: torch.Tensor, routes: torch.Tensor, into: Into, to: torch.Tensor, *, weighed: bool) -> None:
     """`Combine`: [rows, picks * width] by routes [rows, 2 * picks] into [rows, width], all float32."""
     rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     _combine[grid](
-        *(x, routes, to, len(to), to.shape[1], float(into.factor), routes.shape[1] // 2, into.add, into.factor != 1),
-        *(rows, columns),
+        *(x, routes, to, len(to), to.shape[1], float(into.factor), routes.shape[1] // 2, weighed),
+        *(into.add, into.factor != 1, rows, columns),
         **OPTIONS,
     )
 
@@ -217,11 +240,11 @@ def rotate(
     """`steps.Rotate` of float32 [rows, width]; `broken`, int8 [rows], becomes 1 where keys of the last layer are not
     finite."""
     cache, rows = step.cache, tile(len(qkv), _ROWS)
-    angles = (qkv if t is None else t for t in (step.cosines, step.sines))
+    tables = (qkv if t is None else t for t in (step.cosines, step.sines, step.factors))
     _rotate[(triton.cdiv(len(qkv), rows), cache.heads + 2 * cache.kv_heads)](
-        *(qkv, positions, places, *angles, cache.keys, cache.kept, broken, len(qkv), most(torch.float32)),
-        *(cache.heads, cache.kv_heads, cache.size, cache.values, step.turned, step.interleaved, step.last),
-        cache.storage == Storage.BFLOAT,
+        *(qkv, positions, places, *tables, cache.keys, cache.kept, broken, len(qkv), most(torch.float32)),
+        *(cache.heads, cache.kv_heads, cache.size, cache.values, step.turned, step.interleaved),
+        *(step.factors is not None, step.last, cache.storage == Storage.BFLOAT),
         *(rows, above(max(cache.size, cache.values))),
         num_warps=1,
         **OPTIONS,

@@ -12,7 +12,7 @@ from detgen.errors import EngineError
 from detgen.kernels.triton import attend, linear, norms, peaks, rowwise, whole_linear
 from detgen.kernels.triton.launching import on
 from detgen.program import steps
-from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import Buffer, Into, Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
@@ -108,7 +108,11 @@ def _expert_linear(s: ExpertLinear, of: _Pass) -> None:
 
 
 def _combine(s: Combine, of: _Pass) -> None:
-    rowwise.combine(of[s.x], of[s.routes], s.to, of[s.to.buffer])
+    rowwise.combine(of[s.x], of[s.routes], s.to, of[s.to.buffer], weighed=s.weighed)
+
+
+def _weigh(s: Weigh, of: _Pass) -> None:
+    rowwise.weigh(of[s.x], of[s.routes], of[s.to])
 
 
 def _activate(s: steps.Activate, of: _Pass) -> None:
@@ -140,6 +144,7 @@ KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
     Sort: _sort,
     ExpertLinear: _expert_linear,
     Combine: _combine,
+    Weigh: _weigh,
     steps.Activate: _activate,
     steps.Softmax: _softmax,
     steps.Sum: _sum,

@@ -61,12 +61,12 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     **{
         name: (
             attend._read,
-            [FLOAT, FLOAT, FLOAT, LONG, LONG, FLOAT, FLOAT, FLOAT, "fp32", "fp32", *["i32"] * 5],
-            [kv_heads, group, size, size, wide, capped, size, size, 8, attend._QUERIES],
+            [FLOAT, FLOAT, FLOAT, LONG, LONG, FLOAT, FLOAT, FLOAT, FLOAT, "fp32", "fp32", *["i32"] * 5],
+            [kv_heads, group, size, size, wide, capped, capped, size, size, 8, attend._QUERIES],
         )
         for name, kv_heads, group, size, wide, capped in (
             ("attend: sections", *HEADS, 6144, False),
-            ("attend: sections, capped", 8, 2, 256, 8192, True),
+            ("attend: sections, capped and sloped", 8, 2, 256, 8192, True),
         )
     },
     "attend: joined": (
@@ -127,12 +127,13 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         )
         for name, function in {"taken": 0, "gated": 0, "GELU": 3, "GELU by tanh": 2, "1 / root": 8}.items()
     },
-    "combine": (rowwise._combine, [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"], [8, True, True, 1, 256]),
+    "weigh": (rowwise._weigh, [FLOAT, FLOAT, FLOAT, "i32", "i32"], [8, 1, 256]),
+    "combine": (rowwise._combine, [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"], [8, True, True, True, 1, 256]),
     **{
         f"rotate, interleaved: {interleaved}": (
             rowwise._rotate,
-            [FLOAT, LONG, LONG, *2 * [HALF if interleaved else FLOAT], FLOAT, FLOAT, BYTE, "i32", "fp32"],
-            [32, 8, 128, 128, 128, interleaved, True, interleaved, 1, 128],
+            [FLOAT, LONG, LONG, *3 * [FLOAT], *2 * [HALF if interleaved else FLOAT], BYTE, "i32", "fp32"],
+            [32, 8, 128, 128, 128, interleaved, interleaved, True, interleaved, 1, 128],
         )
         for interleaved in (False, True)  # into a cache in bf16, too
     },

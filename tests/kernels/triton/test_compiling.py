@@ -23,7 +23,7 @@ SPILLED = 32  # bytes of a thread's stack: Triton 3.6 to 3.8 spill up to 24 in t
 # and for what came after it. What takes much more has become slower.
 KEPT = {
     "attend: sections": ((164, 4096), (148, 2048)),
-    "attend: sections, capped": ((231, 8192), (218, 2048)),
+    "attend: sections, capped and sloped": ((231, 8192), (218, 2048)),
     "attend: joined": ((55, 0), (62, 0)),
     "linear, float, 16 rows": ((64, 4096), (56, 2048)),
     "linear, bfloat, 1 rows": ((32, 0), (32, 0)),
@@ -54,6 +54,7 @@ KEPT = {
     "copy: GELU": ((23, 0), (22, 0)),
     "copy: GELU by tanh": ((25, 0), (25, 0)),
     "copy: 1 / root": ((19, 0), (20, 0)),
+    "weigh": ((24, 0), (24, 0)),
     "combine": ((32, 0), (31, 0)),
     "rotate, interleaved: False": ((24, 16), (24, 16)),
     "rotate, interleaved: True": ((24, 16), (24, 16)),

@@ -25,7 +25,7 @@ from detgen.kernels.c.quantizing import MADE, STORAGE, Form
 from detgen.kernels.triton import attend, linear, whole_linear
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import arithmetic, interpreter, steps
-from detgen.program.experts import Combine, ExpertLinear, Route, Sort
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import (
     LOGIT_BLOCK,
@@ -408,7 +408,7 @@ def test_rotation(
         cache = Cache(**sizes, keys=keys, kept=values, storage=STORAGE[dtype])
         step = steps.Rotate(
             name="rotated", qkv=qkv, cache=cache, turned=turned, interleaved=interleaved, cosines=cosines, sines=sines,
-            last=last,
+            factors=numbers(3, 40) if last else None, last=last,
         )  # fmt: skip
         program, given = Program(qkv), {qkv: x.clone().to(where if kept else "cpu")}
         moved = on(device, step) if kept else step
@@ -492,6 +492,7 @@ def section(device: str, monkeypatch: pytest.MonkeyPatch) -> int:
     seed=st.integers(0, 99),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     sinks=st.booleans(),
+    slopes=st.booleans(),
 )
 def test_attention(
     device: str,
@@ -503,10 +504,12 @@ def test_attention(
     seed: int,
     dtype: torch.dtype,
     sinks: bool,
+    slopes: bool,
 ) -> None:
     """Windows at several places of sequences."""
-    windows = Windows([0, 61, 130, 5], [length, 5, 1, 1])
-    how = {"window": window, "chunk": chunk, "softcap": softcap, "sinks": numbers(seed, heads[0]) if sinks else None}
+    windows, how = Windows([0, 61, 130, 5], [length, 5, 1, 1]), {"window": window, "chunk": chunk, "softcap": softcap}
+    for name in [name for name, has in {"sinks": sinks, "slopes": slopes}.items() if has]:
+        how[name] = numbers(seed, heads[0]).abs()
     windows.attend(heads, seed, dtype, **how).results(device)
 
 
@@ -522,6 +525,7 @@ SECTION = SECTION_BLOCKS * PAGE
         ((3, 1, 4), lambda n: ([n + 94, 2 * n], {"chunk": n + 97})),  # begins among the rows, in the middle of a block
         ((4, 2, 4), lambda n: ([n + 200], {"chunk": n - 6, "window": 230, "softcap": 0.7})),
         ((4, 2, 4), lambda n: ([n - 2], {"sinks": torch.tensor([0.0, -3.0, 9.0, torch.inf])})),
+        ((4, 2, 4), lambda n: ([n - 2, 2 * n], {"slopes": torch.tensor([0.5, 0.25, 0.01, 0.0])})),
     ],
 )
 def test_sections_of_attention(
@@ -583,6 +587,7 @@ def test_experts(device: str, form: Form, experts: int, picks: int, rows: int) -
     """Routes, what each of a row's experts gives, and their sum."""
     hidden, inner = 32, 40 if form == "none" else 64
     up, down = numbers(1, experts, 2 * inner, hidden) * 0.2, numbers(2, experts, hidden, inner) * 0.2
+    weighed = Buffer("weighed", picks * hidden)  # which is read, or x is
     x, logits, routes = Buffer("x", hidden), Buffer("logits", experts), Buffer("routes", 2 * picks)
     made, each, to = Buffer("made", picks * inner), Buffer("each", picks * hidden), Buffer("to", hidden)
     several = numbers(4, rows, experts)
@@ -604,12 +609,14 @@ def test_experts(device: str, form: Form, experts: int, picks: int, rows: int) -
             steps.Copy(name="kept", x=logits, to=Into(kept)),
             Route(name="routes", x=kept, to=routes, normalized=normalized),
             Sort(name="sorted", routes=routes, experts=experts),
+            Weigh(name="weighed", x=x, routes=routes, to=weighed),
             ExpertLinear(
-                name="up", x=x, routes=routes, to=made, weight=_stacked(up, form, gated=True, biased=normalized),
+                name="up", x=x if normalized else weighed, routes=routes, to=made,
+                weight=_stacked(up, form, gated=True, biased=normalized),
                 activation=Activation.SILU, gated=True, limit=0.4 * normalized, slope=1.702, shift=1.0,
             ),
             ExpertLinear(name="down", x=made, routes=routes, to=each, weight=_stacked(down, form, biased=normalized)),
-            Combine(name="sum", x=each, routes=routes, to=Into(to, add=True, factor=0.5)),
+            Combine(name="sum", x=each, routes=routes, to=Into(to, add=True, factor=0.5), weighed=normalized),
         )  # fmt: skip
         assert found[routes][:, ::2].diff(dim=1).gt(0).all()
 
