@@ -28,6 +28,7 @@ class AttentionTraits:
         chunk: positions of a chunk, counted from position 0; a row sees none before its own. None for no chunks.
         sinks: a score of each head that takes its share of the softmax and has no value; None for none, or where they
             are not known yet.
+        slopes: of each head, what is taken off a score for each position between key and row; None for none.
     """
 
     scale: float
@@ -35,6 +36,7 @@ class AttentionTraits:
     softcap: float | None = None
     chunk: int | None = None
     sinks: tuple[float, ...] | None = None
+    slopes: tuple[float, ...] | None = None
 
 
 def cut_pieces(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, most: int) -> np.ndarray:
@@ -85,7 +87,7 @@ def attend_blocks(
         k: [members, keys, kv_heads, head_size], keys a multiple of BLOCK; all entries `bounded`.
         v: like k.
         mask: [members, 1, rows, keys], 0 where a row may see a key and -inf elsewhere, in q's dtype.
-        traits: the layer's attention traits, without sinks; window and chunk are what the mask says.
+        traits: the layer's attention traits, without sinks and slopes; window and chunk are what the mask says.
 
     Returns:
         [members, kv_heads, rows, head_size].

@@ -16,8 +16,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.generic.attending import attend_current, attending
+from detgen.models.description import has_description
 from detgen.models.lazy_weights import widened
 from detgen.models.masks import ASKING, Mask, Seen, UnknownMaskError
+from detgen.models.own_attention import Heads, asking_modules
 from detgen.models.own_forward import Layout
 from detgen.models.refusing import refusing
 from detgen.models.stored import held
@@ -114,7 +116,7 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
         yield
         return
     config = model.config.get_text_config()
-    experts, padding = getattr(config, "_experts_implementation", None), config.pad_token_id
+    experts, padding = (getattr(config, name, None) for name in ("_experts_implementation", "pad_token_id"))
     try:
         config.pad_token_id = None
         if experts is not None:
@@ -148,9 +150,15 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         traits[layer] = asked
         return q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
 
+    def note_heads(layer: int, found: Heads, seen: Seen) -> None:
+        sizes[layer] = found.heads, found.kv_heads, found.size, found.size
+        traits[layer] = AttentionTraits(found.scale, seen.window, None, seen.chunk, slopes=found.slopes)
+
     called: set[nn.Module] = set()
     with refusing(kind), ExitStack() as hooks:
         model.set_attn_implementation(ASKING)
+        if has_description(model):
+            hooks.enter_context(asking_modules(model, note_heads))
         for module in model.modules():
             hooks.callback(module.register_forward_pre_hook(lambda module, _: called.add(module)).remove)
         # Two sequences with the same last token; without an attention, it must not matter what is before it.

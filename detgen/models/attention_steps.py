@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import STORAGE, Form
 from detgen.models.latent import expanded
@@ -34,6 +36,7 @@ class AttentionSteps:
         sizes = zip("qk", (self._queries, self._keys), attention.head_norms, strict=True)
         self._norms = {part: NormParts.of(norm, keep, entries) for part, entries, norm in sizes if norm is not None}
         self._sinks = None if attention.sinks is None else keep(attention.sinks)
+        self._slopes = None if traits.slopes is None else keep(torch.tensor(traits.slopes))
         self._qkv: list[tuple[int, Weight]] | _LatentSteps
         if isinstance(attention.qkv, Latent):
             self._qkv = _LatentSteps(attention, attention.qkv, form, keep)
@@ -67,6 +70,7 @@ class AttentionSteps:
                 window=self._traits.window or 0,
                 chunk=self._traits.chunk or 0,
                 softcap=self._traits.softcap or 0.0,
+                slopes=self._slopes,
                 sinks=self._sinks,
             )
         )

@@ -16,8 +16,8 @@ from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.models.families import FAMILIES, Family
 from detgen.models.latent import latent_of
 from detgen.models.mixtures import MIXTURES
-from detgen.models.parts import Attention, Experts, FeedForward, Latent, Layer, Linear, Norm, UnknownError
-from detgen.models.rotary import Rotary, rotary_of
+from detgen.models.parts import Attention, Experts, FeedForward, Latent, Layer, Linear, Norm, UnknownError, some_rows
+from detgen.models.rotary import Rotary, plain_rotary, rotary_of
 from detgen.models.stored import Read, Weight, held, turned, whole
 from detgen.models.wrappers import language_model
 from detgen.program.operands import Activation, Scoring
@@ -32,6 +32,7 @@ ACTIVATIONS = {
     "GELU": Activation.GELU,
     "GELUActivation": Activation.GELU,
     "ReLU": Activation.RELU,
+    "BloomGelu": Activation.GELU_TANH,
 }
 # Classes of root-mean-square norms whose weights are added to 1.
 _ADDED_TO_ONE = {"Gemma2RMSNorm", "Gemma3RMSNorm"}
@@ -42,6 +43,8 @@ _UNUSUAL: dict[str, dict[str, Any]] = {
     "StableLmForCausalLM": {"qk_layernorm": True},
     "PhiForCausalLM": {"qk_layernorm": True},
     "Exaone4ForCausalLM": {"sliding_window": None},
+    "BloomForCausalLM": {"apply_residual_connection_post_layernorm": True},
+    "FalconForCausalLM": {"alibi": True},  # whose biases are rounded to bf16
 }
 
 
@@ -93,6 +96,11 @@ class Description:
         return float(scale * getattr(self.inner, "embedding_multiplier", 1.0))
 
     @property
+    def embedding_norm(self) -> Norm | None:
+        """Of the embeddings; None for none."""
+        return self._norm(_first(self.inner, self.family.embedding_norm))
+
+    @property
     def positions(self) -> tuple[torch.Tensor, int] | None:
         """The table of positions, [positions, hidden], and what is added to a position to find it there."""
         if self.family.positions is None:
@@ -142,7 +150,7 @@ class Description:
         """
         family, config, layer = self.family, self.config, self.layers[index]
         mlp = getattr(layer, family.mlp) if family.mlp else layer
-        one, two, three, four = (self._norm(getattr(layer, n, None) if n else None) for n in family.norms)
+        one, two, three, four = (self._norm(_first(layer, names)) for names in family.norms)
         if four is not None and hasattr(mlp, "experts"):
             raise UnknownError("a norm behind experts")
         parallel = family.parallel
@@ -167,10 +175,16 @@ class Description:
         else:
             size = values = int(getattr(attention, "head_dim", None) or attention.head_size)
             heads = out.weight.shape[1] // size
-            kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+            kv_heads = getattr(attention, "num_kv_heads", None) or getattr(config, "num_key_value_heads", None) or heads
             qkv = [self._linear(getattr(attention, name)) for name in family.qkv]
-            if family.by_head:
-                qkv = [_by_kind(qkv[0], heads, size)]
+            if family.by_head:  # queries, a key and a value of each
+                each = torch.arange(qkv[0].weight.shape[0]).view(kv_heads, -1, size)
+                qkv = [some_rows(qkv[0], torch.cat([part.flatten() for part in each.tensor_split([-2, -1], 1)]))]
+            if family.parts:  # queries, values and keys of some heads
+                each = torch.arange(qkv[0].weight.shape[0]).view(family.parts, 3, -1)
+                qkv = [some_rows(qkv[0], each[:, [0, 2, 1]].transpose(0, 1).flatten())]
+            if getattr(attention, "clip_qkv", None):
+                raise UnknownError("queries, keys and values that are clipped")
             if sum(one.weight.shape[0] for one in qkv) != (heads + 2 * kv_heads) * size:
                 raise UnknownError("queries, keys and values of other sizes")
         interleaved = family.interleaved
@@ -227,6 +241,8 @@ class Description:
         return weight
 
     def _rotary(self, attention: Any, index: int) -> Rotary | None:
+        if getattr(attention, "rotary_dim", None):  # GPT-J's
+            return plain_rotary(10000.0, attention.rotary_dim // 2)
         rotary = getattr(self.inner, "rotary_emb", None)
         if rotary is None or not getattr(attention, self.family.rotates, True):
             return None
@@ -254,7 +270,7 @@ class Description:
 
     def _linear(self, module: Any) -> Linear:
         transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-        if type(module) is not nn.Linear and not transposed:
+        if type(module) is not nn.Linear and type(module).__name__ != "FalconLinear" and not transposed:
             raise UnknownError(f"linear layer {type(module).__name__}")
         bias = None if module.bias is None else self._tensor(module.bias)
         weight = self._weight(module.weight)
@@ -283,7 +299,7 @@ class Description:
         for name, value in unusual.items():
             if getattr(self.config, name, None) == value:
                 raise UnknownError(name)
-        described: list[object] = [self.embedding, self.positions, self.final, self.head]
+        described: list[object] = [self.embedding, self.embedding_norm, self.positions, self.final, self.head]
         described += [self.layer(index) for index in range(len(self.layers))]
         for name, parameter in self.model.named_parameters():
             if id(parameter) not in self.used:
@@ -338,7 +354,9 @@ def _routing(router: Any, scoring: Scoring) -> dict[str, Any]:
 
 
 def _activation(module: Any) -> Activation:
-    found = next(getattr(module, name) for name in ("act_fn", "activation_fn", "act") if hasattr(module, name))
+    found = next(
+        getattr(module, name) for name in ("act_fn", "activation_fn", "act", "gelu_impl") if hasattr(module, name)
+    )
     name = type(found).__name__
     if name not in ACTIVATIONS:
         raise UnknownError(f"activation {name}")
@@ -351,13 +369,9 @@ def _module(module: Any, path: str) -> Any:
     return module
 
 
-def _by_kind(linear: Linear, heads: int, size: int) -> Linear:
-    """Rows that go by heads, each with its query, key and value, as all queries, all keys, all values."""
-
-    def sorted_rows(x: torch.Tensor) -> torch.Tensor:
-        return x.view(heads, 3, size, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
-
-    return Linear(sorted_rows(whole(linear.weight)), None if linear.bias is None else sorted_rows(linear.bias))
+def _first(layer: Any, names: str | None) -> Any:
+    """The first of the modules of these names that a layer has; None if it has none."""
+    return next((found for name in (names or "").split() if (found := getattr(layer, name, None)) is not None), None)
 
 
 def has_description(model: Any) -> bool:

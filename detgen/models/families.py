@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Family(NamedTuple):
@@ -11,13 +11,16 @@ class Family(NamedTuple):
     Attributes:
         inner: the decoder without its output layer.
         embedding: of the tokens.
+        embedding_norm: of the embeddings.
         positions: a table that is added to the embeddings, and what is added to a position to find it there.
         layers: the layers.
         final: the norm after them.
         head: the output layer.
         attention: a layer's attention.
         qkv: its query, key and value; one name if they are one.
-        by_head: whether a joined query, key and value goes by heads: each has its own three behind each other.
+        by_head: whether a joined query, key and value goes by key heads: each has its queries, its key and its value
+            behind each other.
+        parts: as how many parts a joined one goes, each with queries, values and keys of its heads; 0 for none.
         out: what follows the attention.
         head_norms: norms of queries and keys, as far as a model has them.
         scaled_queries: whether queries are multiplied by the attention's `scaling` before it.
@@ -28,13 +31,15 @@ class Family(NamedTuple):
         gate: the gate, if there is one; joined with `up` if `up` is empty.
         up: the first linear layer, beside the gate.
         down: the last one.
-        norms: before and after the attention, before and after the feed-forward.
+        norms: before and after the attention, before and after the feed-forward; of several names the first that a
+            layer has.
         parallel: whether the feed-forward reads what the attention reads, not what it adds; a string names the setting
             that says so.
     """
 
     inner: str = "model"
     embedding: str = "embed_tokens"
+    embedding_norm: str = ""
     positions: tuple[str, int] | None = None
     layers: str = "layers"
     final: str = "norm"
@@ -42,6 +47,7 @@ class Family(NamedTuple):
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     by_head: bool = False
+    parts: int = 0
     out: str = "o_proj"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
     scaled_queries: bool = False
@@ -67,6 +73,16 @@ _BOTH_SIDES = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
+_JOINED: dict[str, Any] = {  # queries, keys and values, by key heads
+    **{"inner": "transformer", "embedding": "word_embeddings", "layers": "h", "final": "ln_f"},
+    **{"attention": "self_attention", "qkv": ("query_key_value",), "by_head": True, "out": "dense"},
+    **{"gate": "", "up": "dense_h_to_4h", "down": "dense_4h_to_h"},
+}
+_GPT_J: dict[str, Any] = {
+    **{"inner": "transformer", "embedding": "wte", "layers": "h", "final": "ln_f", "attention": "attn"},
+    **{"out": "out_proj", "interleaved": True, "gate": "", "up": "fc_in", "down": "fc_out"},
+    **{"norms": ("ln_1", None, None, None), "parallel": True},
+}
 FAMILIES = {
     "LlamaForCausalLM": Family(),
     "MistralForCausalLM": Family(),
@@ -135,6 +151,26 @@ FAMILIES = {
         down="dense_4h_to_h",
         parallel="use_parallel_residual",
     ),
+    "FalconForCausalLM": Family(
+        **_JOINED,
+        norms=("ln_attn input_layernorm", None, "ln_mlp post_attention_layernorm", None),
+        parallel="parallel_attn",
+    ),
+    "BloomForCausalLM": Family(**_JOINED, embedding_norm="word_embeddings_layernorm"),
+    "MptForCausalLM": Family(
+        inner="transformer",
+        embedding="wte",
+        layers="blocks",
+        final="norm_f",
+        attention="attn",
+        qkv=("Wqkv",),
+        out="out_proj",
+        mlp="ffn",
+        gate="",
+        norms=("norm_1", None, "norm_2", None),
+    ),
+    "GPTJForCausalLM": Family(**_GPT_J),
+    "CodeGenForCausalLM": Family(**_GPT_J, qkv=("qkv_proj",), parts=4),
     "GPT2LMHeadModel": Family(
         inner="transformer",
         embedding="wte",

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from detgen.kernels.c.quantizing import MADE, Form, Quantized, narrowed
-from detgen.models.parts import Latent, Linear, Norm, Through, UnknownError
+from detgen.kernels.c.quantizing import MADE, Form, narrowed
+from detgen.models.parts import Latent, Linear, Norm, Through, UnknownError, some_rows
 from detgen.models.stored import Weight, whole
 
 
@@ -40,17 +40,12 @@ def latent_of(attention: Any, linear: Callable[[Any], Linear], norm: Callable[[A
     order = torch.arange(heads * (turned + plain)).view(heads, -1).roll(turned, 1).flatten()
     queries: Linear | Through
     if attention.q_proj is not None:
-        queries = _ordered(linear(attention.q_proj), order)
+        queries = some_rows(linear(attention.q_proj), order)
     else:
-        up = _ordered(linear(attention.q_b_proj), order)
+        up = some_rows(linear(attention.q_b_proj), order)
         queries = through(attention.q_a_proj, attention.q_a_layernorm, up)
     up = linear(attention.kv_b_proj)
     return Latent(queries, through(attention.kv_a_proj_with_mqa, attention.kv_a_layernorm, up))
-
-
-def _ordered(linear: Linear, order: torch.Tensor) -> Linear:
-    weight = linear.weight
-    return linear._replace(weight=weight.rows(order) if isinstance(weight, Quantized) else weight[order])
 
 
 def expanded(weight: Weight, form: Form, *, heads: int, turned: int, values: int) -> torch.Tensor:

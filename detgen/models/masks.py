@@ -65,6 +65,10 @@ class Mask:
     def __getitem__(self, index: Any) -> Any:
         raise UnknownMaskError("it computes with the mask of its attention")
 
+    def to(self, *_: Any) -> Mask:
+        """Itself, in whatever a model wants numbers of a mask."""
+        return self
+
     @classmethod
     def __torch_function__(cls, *call: Any) -> Any:
         """Called for torch's functions that a mask is given to."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from detgen.kernels.c.quantizing import Quantized
 from detgen.models.rotary import Rotary
 from detgen.models.stored import Weight
 from detgen.program.operands import Activation
@@ -163,3 +164,10 @@ class Layer:
     parallel: bool
     mlp: FeedForward | Experts
     residual: float
+
+
+def some_rows(linear: Linear, rows: torch.Tensor) -> Linear:
+    """A linear layer that gives some of the results, int64 [n]."""
+    weight, bias = linear
+    few = weight.rows(rows) if isinstance(weight, Quantized) else weight[rows]
+    return Linear(few, None if bias is None else bias[rows])

@@ -56,7 +56,8 @@ class ProgramBuilder:
         described.read, described.table = read, None
         self._angles, self._keep, self._cache = Angles(keep), keep, cache
         embedding, places = described.embedding, described.positions
-        self._embedding_factor = described.embedding_factor
+        self._embedding_factor, norm = described.embedding_factor, described.embedding_norm
+        self._embedding_norm = None if norm is None else NormParts.of(norm, keep)
         self._places = None if places is None else (keep(places[0]), places[1])
         self._hidden = Buffer("hidden", embedding.shape[1])
         final, head = described.final, described.head
@@ -126,6 +127,8 @@ class ProgramBuilder:
             program.add(steps.EmbedColumn(name=name, weight=table, to=to))
         else:
             program.add(steps.Embed(name=name, table=table, storage=STORAGE[table.dtype], to=to))
+        if self._embedding_norm is not None:
+            program.add(self._embedding_norm.step("embed_tokens, normed", hidden, Into(hidden)))
         if self._places is not None:
             places, offset = self._places
             storage, to = STORAGE[places.dtype], Into(hidden, add=True)

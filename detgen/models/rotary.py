@@ -56,6 +56,13 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
     return Rotary(found, amplitude)
 
 
+def plain_rotary(base: float, n: int) -> Rotary:
+    """That of so many frequencies of a base, without anything else."""
+    found = _frequencies({"rope_theta": base}, "default", n)
+    assert found is not None, "it is the default"
+    return Rotary(found, 1.0)
+
+
 def _frequencies(settings: dict[str, Any], type_: str, n: int) -> np.ndarray | None:
     """So many frequencies by the settings of a type; None if that is not known."""
     base = float(settings["rope_theta"])

@@ -37,7 +37,7 @@ def context_of(config: Any) -> int:
     Some rotary embeddings change their frequencies when a pass has a position beyond the original context, which would
     make a row depend on its neighbours' positions: such models are limited to that context.
     """
-    names = ("max_position_embeddings", "n_positions", "max_target_positions")
+    names = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
     context = int(next((n for name in names if (n := getattr(config, name, 0))), 2048))
     rope = getattr(config, "rope_parameters", None) or {}
     for settings in (rope, *(r for r in rope.values() if isinstance(r, dict))):

@@ -27,6 +27,7 @@ GPT2: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+FALCON: dict[str, Any] = {**COMMON, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 0}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 ROUTED: dict[str, Any] = {
     **LLAMA,
@@ -78,6 +79,15 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
         **COMMON, ffn_dim=96, max_position_embeddings=512, word_embed_proj_dim=64, eos_token_id=0, pad_token_id=1
     ),
     "gpt2": lambda: hf.GPT2Config(**GPT2),
+    "gptj": lambda: hf.GPTJConfig(**GPT2, rotary_dim=10),
+    "codegen": lambda: hf.CodeGenConfig(**{**GPT2, "n_head": 8}, rotary_dim=6, pad_token_id=0),
+    "falcon": lambda: hf.FalconConfig(**FALCON),
+    "falcon_11b": lambda: hf.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon_serial": lambda: hf.FalconConfig(**FALCON, multi_query=False, parallel_attn=False, bias=True),
+    "bloom": lambda: hf.BloomConfig(vocab_size=320, hidden_size=96, n_layer=3, n_head=6, eos_token_id=0),
+    "mpt": lambda: hf.MptConfig(
+        vocab_size=320, d_model=96, n_layers=3, n_heads=6, max_seq_len=512, bos_token_id=1, eos_token_id=0
+    ),
     "olmo2": lambda: hf.Olmo2Config(**LLAMA),
     "mixtral": lambda: hf.MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2),
     "qwen2_moe": lambda: hf.Qwen2MoeConfig(

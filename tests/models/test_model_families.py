@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.engine_inputs import adversary
-from helpers.families import COMMON, DESCRIBED, GPT2
+from helpers.families import DESCRIBED, FALCON
 from helpers.oracle import Passes
 
 from detgen import Engine, EngineError, Request, SamplingParams
@@ -22,17 +22,12 @@ NEW = 16
 
 # Families that must be refused, the class and what the message says of the reason.
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "bloom": (
-        lambda: hf.BloomConfig(vocab_size=320, hidden_size=64, n_layer=3, n_head=4),
-        "BloomForCausalLM",
+    "xglm": (
+        lambda: hf.XGLMConfig(vocab_size=320, d_model=64, num_layers=3, attention_heads=4, ffn_dim=96),
+        "XGLMForCausalLM",
         "AttentionInterface",
     ),
-    "gptj": (lambda: hf.GPTJConfig(**GPT2, rotary_dim=8), "GPTJForCausalLM", "AttentionInterface"),
-    "falcon": (
-        lambda: hf.FalconConfig(**COMMON, alibi=False, bos_token_id=0, eos_token_id=0),
-        "FalconForCausalLM",
-        "AttentionInterface",
-    ),
+    "falcon_rw": (lambda: hf.FalconConfig(**FALCON, alibi=True), "FalconForCausalLM", "AttentionInterface"),
 }
 
 

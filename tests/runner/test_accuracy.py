@@ -32,6 +32,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma2": lambda: hf.Gemma2Config(**GROUPED, head_dim=64, sliding_window=50),
     "phi": lambda: hf.PhiConfig(**SIZES),
     "gpt2": lambda: hf.GPT2Config(vocab_size=4096, n_embd=320, n_layer=4, n_head=5, n_positions=512),
+    "mpt": lambda: hf.MptConfig(vocab_size=4096, d_model=320, n_layers=4, n_heads=5, max_seq_len=512),
     "mixtral": lambda: hf.MixtralConfig(**GROUPED, num_local_experts=4),
     "deepseek-v3": lambda: hf.DeepseekV3Config(
         **{**SIZES, "moe_intermediate_size": 96, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
