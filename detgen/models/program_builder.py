@@ -21,6 +21,9 @@ from detgen.models.stored import Read, held, whole
 from detgen.program import steps
 from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into, Weight
 from detgen.program.program import Program
+from detgen.program.storage import SMALLEST, Storage
+
+_ROWS = 1 << 14  # of a table that are looked through at a time
 
 
 class ProgramBuilder:
@@ -64,12 +67,12 @@ class ProgramBuilder:
         self._final = None if final is None else NormParts.of(final, keep)
         self._head = None if head is None else joint([head], form, keep)
         self._embedding: torch.Tensor | Weight
-        if not isinstance(embedding, Quantized) or not embedding.storage.whole:
-            self._embedding = keep(whole(embedding))
-        elif self._head is not None and head is not None and head.weight is embedding:
+        if self._head is not None and head is not None and head.weight is embedding and _has(self._head, embedding):
             self._embedding = replace(self._head, bias=None)
-        else:
+        elif isinstance(embedding, Quantized) and embedding.storage.whole:
             self._embedding = joint([Linear(embedding, None)], "none", keep)
+        else:
+            self._embedding = keep(whole(embedding))
         self._head_factor, self._softcap = described.head_factor, described.softcap
         self.outputs = self._hidden.width if head is None else head.weight.shape[0]
         described.release_head()
@@ -166,3 +169,12 @@ class ProgramBuilder:
         else:
             into = Into(out, factor=factor)
             program.add(steps.Linear(name="lm_head", wanted=True, x=x, to=into, weight=head, softcap=softcap))
+
+
+def _has(packed: Weight, table: torch.Tensor | Quantized) -> bool:
+    """Whether a packed output layer has the numbers of a table as they are."""
+    if isinstance(table, Quantized):
+        return table.storage.whole
+    if packed.storage == Storage.PAIR:  # which has 0 for numbers that are too small for its products
+        return not any(((rows != 0) & (rows.abs() < SMALLEST)).any() for rows in table.split(_ROWS))
+    return packed.storage < Storage.BYTE

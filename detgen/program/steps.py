@@ -52,7 +52,7 @@ class Embed(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmbedColumn(Step):
-    """The column of a linear layer's weight for each token, in whole numbers; otherwise as `Embed`.
+    """The column of a linear layer's weight for each token, in floats or whole numbers; otherwise as `Embed`.
 
     Attributes:
         weight: a column of which, the output for a token, is the token's entry.
@@ -65,7 +65,7 @@ class EmbedColumn(Step):
     def _faults(self) -> Iterator[str]:
         yield from self.weight.faults()
         yield from wide(self.to.buffer, self.weight.inputs)
-        if not self.weight.storage.whole:
+        if self.weight.storage == Storage.CODE:
             yield f"a column of weights in {self.weight.storage.name}"
 
 

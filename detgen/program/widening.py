@@ -20,8 +20,9 @@ def widened(step: Step) -> Step:
 
 
 def in_floats(weight: Weight) -> Weight:
-    """A weight whose layer rounds its inputs, in float32, each number what is stored for it."""
-    data = unpack(weight.storage, weight.data, weight.least).float()
+    """A weight in float32, each number what is stored for it; codes stay what they are."""
+    data = weight.data if not weight.storage.rounds else unpack(weight.storage, weight.data, weight.least)
+    data = data.float()
     if weight.scales is not None:
         scales, minima = weight.scales.floats(-2)
         groups = data.unflatten(-2, (-1, weight.scales.group)).mul_(scales.unsqueeze(-2))

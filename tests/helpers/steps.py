@@ -240,11 +240,16 @@ def _embedded(draw: st.DrawFn) -> Case:
 
 @st.composite
 def _from_columns(draw: st.DrawFn) -> Case:
-    made, kind = Making(draw), draw(st.sampled_from([kind for kind in IN_FEW_BITS if kind[0].whole]))
+    made, kind = Making(draw), draw(st.sampled_from([None, *(kind for kind in IN_FEW_BITS if kind[0].whole)]))
     made.wanted = False
-    width = draw(st.sampled_from([256, 512, 1280] if kind[1] == Storage.BYTE else [32, 96, 1056]))
     vocabulary = draw(st.sampled_from([20, 33, 70]))
-    made.add(steps.EmbedColumn, weight=joined([in_few_bits(1, vocabulary, width, *kind)], []), to=made.into(width))
+    if kind is None:
+        width, dtype = draw(WIDTHS), draw(st.sampled_from(list(STORAGE)))
+        weight = joined([made.numbers(vocabulary, width).to(dtype)], [], draw(st.sampled_from(["none", "pairs"])))
+    else:
+        width = draw(st.sampled_from([256, 512, 1280] if kind[1] == Storage.BYTE else [32, 96, 1056]))
+        weight = joined([in_few_bits(1, vocabulary, width, *kind)], [])
+    made.add(steps.EmbedColumn, weight=weight, to=made.into(width))
     ids = draw(st.lists(st.integers(-2, vocabulary - 1), min_size=made.count, max_size=made.count))
     return made.case(ids=torch.tensor(ids))
 

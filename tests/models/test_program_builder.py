@@ -13,8 +13,10 @@ import transformers as hf
 from helpers.oracle import Passes
 from helpers.small_models import STORED
 from helpers.steps import InFewBits, in_few_bits
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from detgen.errors import DTypeName
 from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.input_batch import Window
 from detgen.models.loading import LoadedModel, load_model
@@ -121,6 +123,26 @@ def test_a_tied_embedding_is_the_output_layer(
     assert first.weight.data.data_ptr() == last.weight.data.data_ptr()
     assert near(found, want := of_transformers(folder, wide), 0.05)
     assert near(logits(stored(folder, {"embed_tokens.weight": kind})[0], exact=True)[0], want, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "small", "step"),
+    [("float32", 2.0**-90, EmbedColumn), ("bfloat16", 2.0**-54, EmbedColumn), ("bfloat16", 2.0**-90, Embed)],
+)
+def test_a_tied_embedding_in_floats(
+    random_model: Callable[..., Path], compared: Passes, dtype: DTypeName, small: float, step: type[Step]
+) -> None:
+    """In the memory of the output layer, too, unless that has zeros for numbers that are too small for its products."""
+    folder = random_model(hf.LlamaConfig(**SIZES, tie_word_embeddings=True))
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][PROMPT[-1], 5] = small
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _, decoder = logits(load_model(folder, folder.name, dtype, "none"), exact=False)
+    assert compared
+    first, *_, last = decoder.program().steps
+    assert type(first) is step
+    if isinstance(first, EmbedColumn):
+        assert first.weight.data.data_ptr() == last.weight.data.data_ptr()
 
 
 @pytest.mark.parametrize(

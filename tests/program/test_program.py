@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.steps import in_few_bits
 
 from detgen.kernels.c.panels import joined, panels, stacked
 from detgen.program import operands, steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
-from detgen.program.operands import PAGE, Activation, Buffer, Cache, Into, Step
+from detgen.program.operands import GROUP, PAGE, Activation, Buffer, Cache, Into, Step
 from detgen.program.program import Program, StepError
 from detgen.program.storage import Storage
 
@@ -27,6 +28,7 @@ WEIGHT = joined([torch.randn(40, 20)], [torch.randn(40)])
 EXPERTS = stacked([[torch.randn(40, 20)] for _ in range(4)], 32)
 SORT = Sort(name="sort", routes=ROUTES, experts=4)
 TABLE = torch.randn(7, 20)
+CODES = joined([in_few_bits(1, 40, 32, Storage.CODE, Storage.FLOAT, GROUP, False)], [])
 
 
 def linear(**fields: Any) -> Step:
@@ -122,9 +124,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: build(steps.Embed(name="ids", table=TABLE, storage=Storage.HALF, to=Into(X))),
         "weights in HALF are float16, not torch.float32",
     ),
-    "table of floats": (
-        lambda: build(steps.EmbedColumn(name="ids", weight=WEIGHT, to=Into(X))),
-        "a column of weights in FLOAT",
+    "table of codes": (
+        lambda: build(steps.EmbedColumn(name="ids", weight=CODES, to=Into(Buffer("wide", 32)))),
+        "a column of weights in CODE",
     ),
     "codes": (lambda: build(linear(weight=replace(WEIGHT, codes=torch.ones(16)))), "weights in FLOAT have no codes"),
     "heads": (lambda: build(attend(cache=cache(heads=3, kv_heads=2))), "3 query heads cannot share 2"),

@@ -294,7 +294,7 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
     }
     case EMBED_COLUMN: {
         const EmbedColumn *e = &s->embed_column;
-        embed_column(&e->weight, pass->ids[row], &e->to, AT(e->to.buffer));
+        (is_whole(e->weight.storage) ? embed_column : embed_floats)(&e->weight, pass->ids[row], &e->to, AT(e->to.buffer));
         break;
     }
     case EMBED_POSITIONS: {

@@ -30,6 +30,21 @@ static void embed(const void *table, int64_t storage, int64_t id, const Into *in
     }
 }
 
+/* The same of a column of a weight in floats. */
+static void embed_floats(const Weight *weight, int64_t id, const Into *into, float *to) {
+    const int pair = weight->storage == PAIR, storage = pair ? BFLOAT : weight->storage;
+    const int64_t n = into->buffer.width, bytes = panel_bytes(storage) / PANEL, together = pair ? 2 : 1;
+    const char *at = id < 0 ? 0 : (const char *)weight->data + (id / PANEL * n * PANEL + id % PANEL * together) * bytes;
+    for (int64_t i = 0; i < n; i += LANES) {
+        char some[sizeof(float) * LANES] = {0};
+        for (int64_t l = 0; id >= 0 && l < LANES && i + l < n; l++) {
+            const int64_t input = i + l;
+            memcpy(some + l * bytes, at + (input / together * PANEL * together + input % together) * bytes, bytes);
+        }
+        put(into, to + i, id < 0 ? all(id == -1 ? 0.0f : NAN) : widened(some, n - i, storage), n - i);
+    }
+}
+
 /* The same of a column of a weight of whole numbers, which are read as `whole_tile` multiplies them. */
 static void embed_column(const Weight *weight, int64_t id, const Into *into, float *to) {
     const int64_t n = into->buffer.width, column = id % PANEL, each = weight->scales.group;

@@ -29,6 +29,8 @@ def _embed(
     offset,
     width,
     factor,
+    PANEL: tl.constexpr,
+    TOGETHER: tl.constexpr,
     ADDS: tl.constexpr,
     SCALES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -36,7 +38,9 @@ def _embed(
 ):
     row, column, there = part_of(rows, width, ROWS, COLUMNS)
     id = (tl.load(ids + row, mask=row < rows, other=0) + offset)[:, None]
-    x = tl.load(table + id * width + column[None, :], mask=there & (id >= 0), other=0.0).to(tl.float32)
+    first = id // PANEL * PANEL * width + id % PANEL * TOGETHER
+    at = (column // TOGETHER * PANEL * TOGETHER + column % TOGETHER)[None, :]
+    x = tl.load(table + first + at, mask=there & (id >= 0), other=0.0).to(tl.float32)
     x = tl.where(id < -1, float("nan"), x)
     put(to + row[:, None] * width + column[None, :], x, there, factor, ADDS, SCALES)
 
@@ -181,11 +185,17 @@ def _rotate(
         tl.store(kept + ((page * KV_HEADS + number) * _PAGE + inside) * VALUES + at, _kept(v, most, IN_16), mask=there)
 
 
-def embed(table: torch.Tensor, ids: torch.Tensor, offset: int, into: Into, to: torch.Tensor) -> None:
-    """`steps.Embed`: rows of a table [entries, width], of ids + offset (int64 [rows]), into float32 [rows, width]."""
+def embed(
+    table: torch.Tensor, ids: torch.Tensor, offset: int, into: Into, to: torch.Tensor, panel: int = 1, together: int = 1
+) -> None:
+    """`steps.Embed`: rows of a table [entries, width], of ids + offset (int64 [rows]), into float32 [rows, width].
+
+    Of `steps.EmbedColumn` in floats the table is [panels, width / together, panel * together].
+    """
     rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     _embed[grid](
-        *(table, ids, to, len(to), offset, to.shape[1], float(into.factor), into.add, into.factor != 1, rows, columns),
+        *(table, ids, to, len(to), offset, to.shape[1], float(into.factor), panel, together),
+        *(into.add, into.factor != 1, rows, columns),
         **OPTIONS,
     )
 

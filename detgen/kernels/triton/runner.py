@@ -13,9 +13,10 @@ from detgen.kernels.triton import attend, linear, norms, peaks, rowwise, whole_l
 from detgen.kernels.triton.launching import on
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
-from detgen.program.operands import Buffer, Into, Step
+from detgen.program.operands import PANEL, Buffer, Into, Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
+from detgen.program.storage import FORMATS
 from detgen.program.widening import widened
 
 
@@ -45,7 +46,11 @@ def _embed(s: steps.Embed, of: _Pass) -> None:
 
 
 def _embed_column(s: steps.EmbedColumn, of: _Pass) -> None:
-    whole_linear.embed_column(s.weight, of.rows.ids, s.to, of[s.to.buffer])
+    if s.weight.storage.whole:
+        whole_linear.embed_column(s.weight, of.rows.ids, s.to, of[s.to.buffer])
+    else:
+        together = FORMATS[s.weight.storage].together
+        rowwise.embed(s.weight.data, of.rows.ids, 0, s.to, of[s.to.buffer], PANEL, together)
 
 
 def _embed_positions(s: steps.EmbedPositions, of: _Pass) -> None:

@@ -113,7 +113,8 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"],
         [8, True, int(Scoring.SIGMOIDS), True, 8, 4, 2, True, 256, 8, norms._ROUTED, 2],
     ),
-    "embed": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [False, True, 1, 256]),
+    "embed": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [1, 1, False, True, 1, 256]),
+    "embed: pairs": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [32, 2, False, True, 1, 256]),
     "embed: columns": (
         whole_linear._embed_column,
         ["*u8", BYTE, BYTE, "*fp16", BYTE, "*fp16", LONG, FLOAT, "i32", "i32", "fp32"],

@@ -206,6 +206,18 @@ def test_tables_in_few_bits(device: str, kind: InFewBits) -> None:
         assert same_bits(found[to][:5], made.weight()[ids[:5]] * torch.tensor(0.3))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [(torch.float32, "none"), (torch.float16, "none"), (torch.bfloat16, "none"), (torch.bfloat16, "pairs")],
+)
+def test_tables_in_floats(device: str, dtype: torch.dtype, form: Form) -> None:
+    """Which an output layer has, too."""
+    table, to, ids = numbers(1, 40, 70).to(dtype), Buffer("to", 70), torch.tensor([39, 0, 31, 32, 7, -1, -2])
+    step = steps.EmbedColumn(name="tokens", weight=joined([table], [], form), to=Into(to))
+    found = alike(device, rows_of(7)._replace(ids=ids), {to: numbers(1, 7, 70)}, step)
+    assert same_bits(found[to][:5], table[ids[:5]].float())
+
+
 def test_a_sum_that_begins_with_minus_zero(device: str) -> None:
     """Products that are too small for a number, all of them negative, leave -0, as nothing is added to the first."""
     x, to = Buffer("x", 1100), Buffer("to", 2)
