@@ -33,6 +33,7 @@ class AttentionSteps:
         self._heads = {"heads": heads, "kv_heads": kv_heads, "size": size, "values": attention.values}
         self._traits, self._scale = traits, traits.scale * (attention.query_scale or 1.0)
         self._rotary, self._interleaved = attention.rotary, attention.interleaved
+        self._rotated_first, self._tuning = attention.rotated_first, attention.tuning
         sizes = zip("qk", (self._queries, self._keys), attention.head_norms, strict=True)
         self._norms = {part: NormParts.of(norm, keep, entries) for part, entries, norm in sizes if norm is not None}
         self._sinks = None if attention.sinks is None else keep(attention.sinks)
@@ -56,10 +57,26 @@ class AttentionSteps:
             for at, weight in self._qkv:
                 part = f"{name}.qkv_proj" + (f", from {at} on" if at else "")
                 program.add(steps.Linear(name=part, x=read, to=Into(qkv), at=at, weight=weight))
+        store = steps.Rotate(name=f"{name}, rotated", qkv=qkv, cache=cache, last=last)
+        if self._tuning is not None:
+            store = replace(store, factors=angles.factors(self._tuning))
+        if self._rotary is not None:
+            cosines, sines = angles.of(self._rotary)
+            turned = replace(
+                store,
+                turned=2 * len(self._rotary.frequencies),
+                interleaved=self._interleaved,
+                cosines=cosines,
+                sines=sines,
+            )
+            if self._norms and self._rotated_first:  # what is stored here is stored again, behind the norms
+                program.add(replace(turned, name=f"{name}, rotated before the norms", factors=None, last=False))
+            else:
+                store = turned
         for part, norm in self._norms.items():
             at = 0 if part == "q" else self._queries
             program.add(norm.step(f"{name}.{part}_norm", qkv, Into(qkv), at=at))
-        program.add(self._rotated(f"{name}, rotated", qkv, cache, angles, last=last))
+        program.add(store)
         program.add(
             steps.Attend(
                 name=name,
@@ -77,13 +94,6 @@ class AttentionSteps:
         if last:
             attended = taken(program, "rows wanted, attended", attended)
         return attended
-
-    def _rotated(self, name: str, qkv: Buffer, cache: Cache, angles: Angles, *, last: bool) -> steps.Rotate:
-        plain = steps.Rotate(name=name, qkv=qkv, cache=cache, interleaved=self._interleaved, last=last)
-        if self._rotary is None:
-            return plain
-        cosines, sines = angles.of(self._rotary)
-        return replace(plain, turned=2 * len(self._rotary.frequencies), cosines=cosines, sines=sines)
 
 
 class _ThroughSteps:

@@ -19,6 +19,7 @@ from detgen.models.mixtures import MIXTURES
 from detgen.models.parts import Attention, Experts, FeedForward, Latent, Layer, Linear, Norm, UnknownError, some_rows
 from detgen.models.rotary import Rotary, plain_rotary, rotary_of
 from detgen.models.stored import Read, Weight, held, turned, whole
+from detgen.models.tuning import tuning_of
 from detgen.models.wrappers import language_model
 from detgen.program.operands import Activation, Scoring
 
@@ -188,7 +189,7 @@ class Description:
             if sum(one.weight.shape[0] for one in qkv) != (heads + 2 * kv_heads) * size:
                 raise UnknownError("queries, keys and values of other sizes")
         interleaved = family.interleaved
-        q, k = (self._norm(getattr(attention, name, None)) for name in family.head_norms)
+        q, k = (self._norm(getattr(attention, name, None), size) for name in family.head_norms)
         return Attention(
             heads=heads,
             kv_heads=kv_heads,
@@ -198,6 +199,8 @@ class Description:
             out=out,
             head_norms=(q, k),
             rotary=rotary,
+            rotated_first=family.rotated_first,
+            tuning=tuning_of(attention, config),
             interleaved=bool(getattr(config, interleaved)) if isinstance(interleaved, str) else interleaved,
             query_scale=float(attention.scaling) if family.scaled_queries else None,
             sinks=self._tensor(attention.sinks).float() if hasattr(attention, "sinks") else None,
@@ -219,9 +222,10 @@ class Description:
         if hasattr(mlp, mixture.shared):
             gate = getattr(mlp, f"{mixture.shared}_gate", None)
             shared = self._feed_forward(getattr(mlp, mixture.shared)), None if gate is None else self._linear(gate)
-        bias = getattr(router, "bias", None)
+        linear = getattr(router, mixture.logits) if mixture.logits else router
+        bias = getattr(linear, "bias", None)
         return Experts(
-            router=Linear(self._tensor(router.weight), None if bias is None else self._tensor(bias)),
+            router=Linear(self._tensor(linear.weight), None if bias is None else self._tensor(bias)),
             up=self._of_experts(experts, experts.gate_up_proj),
             down=self._of_experts(experts, experts.down_proj),
             biases=biases,
@@ -230,6 +234,7 @@ class Description:
             limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
             picks=int(router.top_k),
             routing=_routing(router, mixture.scoring),
+            weighs_inputs=mixture.weighs_inputs,
             shared=shared,
         )
 
@@ -252,18 +257,22 @@ class Description:
             raise UnknownError("a rotary embedding of another kind")
         return found
 
-    def _norm(self, norm: Any) -> Norm | None:
+    def _norm(self, norm: Any, size: int = 0) -> Norm | None:
+        """A norm; of that many entries if it has no weights."""
         if norm is None or type(norm) is nn.Identity:
             return None
         name = type(norm).__name__
         if type(norm) is nn.LayerNorm:
             weight, bias = (None if p is None else self._tensor(p).float() for p in (norm.weight, norm.bias))
             return Norm(weight, bias, norm.eps, centred=True)
+        if name == "Llama4TextL2Norm":
+            return Norm(torch.ones(size), None, norm.eps, centred=False)
         weight = self._tensor(norm.weight).float()
         if name in _ADDED_TO_ONE:
             return Norm(1 + weight, None, norm.eps, centred=False)
         if name.endswith("RMSNorm"):
-            return Norm(weight, None, norm.variance_epsilon, centred=False)
+            epsilon = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+            return Norm(weight, None, epsilon, centred=False)
         if name in ("CohereLayerNorm", "Cohere2LayerNorm"):
             return Norm(weight, None, norm.variance_epsilon, centred=True)
         raise UnknownError(f"norm {name}")
@@ -342,6 +351,8 @@ def _routing(router: Any, scoring: Scoring) -> dict[str, Any]:
         if router.topk_method != "greedy":
             raise UnknownError(f"experts by {router.topk_method}")
         return found
+    if scoring == Scoring.SIGMOIDS_OF_PICKS:
+        return found | {"normalized": False}
     if scoring != Scoring.SIGMOIDS:
         return found
     return found | {

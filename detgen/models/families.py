@@ -23,6 +23,7 @@ class Family(NamedTuple):
         parts: as how many parts a joined one goes, each with queries, values and keys of its heads; 0 for none.
         out: what follows the attention.
         head_norms: norms of queries and keys, as far as a model has them.
+        rotated_first: whether they come after the rotation.
         scaled_queries: whether queries are multiplied by the attention's `scaling` before it.
         rotates: the setting of an attention that says whether it rotates queries and keys, as far as a model has one.
         interleaved: which entries of a head are rotated together, see `Rotate`; a string names a setting that says it.
@@ -50,6 +51,7 @@ class Family(NamedTuple):
     parts: int = 0
     out: str = "o_proj"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
+    rotated_first: bool = False
     scaled_queries: bool = False
     rotates: str = "use_rope"
     interleaved: bool | str = False
@@ -102,6 +104,12 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family(norms=_BOTH_SIDES),
     "Gemma3ForCausalLM": Family(norms=_BOTH_SIDES),
     "MinistralForCausalLM": Family(),
+    "Ministral3ForCausalLM": Family(),
+    "Llama4ForCausalLM": Family(
+        mlp="feed_forward", interleaved=True, head_norms=("qk_norm", "qk_norm"), rotated_first=True
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(head_norms=("query_layernorm", "key_layernorm"), rotated_first=True),
+    "HunYuanMoEV1ForCausalLM": Family(head_norms=("query_layernorm", "key_layernorm"), rotated_first=True),
     "GptOssForCausalLM": Family(),
     "Dots1ForCausalLM": Family(),
     "Glm4MoeForCausalLM": Family(),

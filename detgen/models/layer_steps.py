@@ -14,8 +14,8 @@ from detgen.models.attention_steps import AttentionSteps
 from detgen.models.parts import Experts, FeedForward, Layer
 from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, kept, taken
 from detgen.program import steps
-from detgen.program.experts import Combine, ExpertLinear, Route, Sort
-from detgen.program.operands import PANEL, Buffer, Into, Weight
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
+from detgen.program.operands import PANEL, Buffer, Into, Step, Weight
 from detgen.program.program import Program
 
 
@@ -142,6 +142,7 @@ class _Experts:
         )
         self._up = kept(stacked([gates(weight) for weight in _each(mlp.up)], PANEL // 2, form, biases[0]), keep)
         self._down = kept(stacked([[weight] for weight in _each(mlp.down)], PANEL, form, biases[1]), keep)
+        self._weighed = Buffer("experts weighed", mlp.picks * width) if mlp.weighs_inputs else None
         self._logits, self._routes = Buffer("router", self._experts), Buffer("routes", 2 * mlp.picks)
         self._activated, self._each = (
             Buffer("experts activated", mlp.picks * inner),
@@ -155,15 +156,19 @@ class _Experts:
 
     def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
         """Append what reads the layer's rows."""
-        logits, routes = self._logits, self._routes
+        logits, routes, weighed = self._logits, self._routes, self._weighed
+        weighing: list[Step] = []
+        if weighed is not None:
+            weighing = [Weigh(name=f"{name}.weighed", wanted=wanted, x=read, routes=routes, to=weighed)]
         for step in (
             steps.Linear(name=f"{name}.gate", wanted=wanted, x=read, to=Into(logits), weight=self._router),
             Route(name=f"{name}.routes", wanted=wanted, x=logits, to=routes, **self._routing),
             Sort(name=f"{name}.rows of experts", wanted=wanted, routes=routes, experts=self._experts),
+            *weighing,
             ExpertLinear(
                 name=f"{name}.experts.up_proj",
                 wanted=wanted,
-                x=read,
+                x=read if weighed is None else weighed,
                 routes=routes,
                 to=self._activated,
                 weight=self._up,
@@ -191,7 +196,8 @@ class _Experts:
     def close(self, program: Program, name: str, branch: Branch) -> None:
         """Append what is added to them."""
         wanted, into = branch.wanted, branch.into
-        program.add(Combine(name=f"{name}.experts", wanted=wanted, x=self._each, routes=self._routes, to=into))
+        how = {"wanted": wanted, "weighed": self._weighed is None}
+        program.add(Combine(name=f"{name}.experts", x=self._each, routes=self._routes, to=into, **how))
         if self._shared is not None:
             (shared, gate), name = self._shared, f"{name}.shared_expert"
             if gate is None:

@@ -189,6 +189,9 @@ def _plain(tensor: Tensor) -> bool:
     return all(type(n) is int for n in shape) and math.prod(shape) * NAMED[tensor.dtype].size == tensor.size
 
 
+_LIKE_ROUTERS = "shared_expert_gate", "gate.wg"  # ends of names of linear layers that are never in few bits
+
+
 @contextmanager
 def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]:
     """Inside the block, modules compute with their own parameters in float32, one module's at a time or less.
@@ -208,13 +211,16 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
             if not any(p.dtype.itemsize == 2 or p.device.type == "meta" or form in MADE for p in own.values()):
                 continue
             if type(module) is nn.Linear:
-                few: Form = "none" if name.endswith("shared_expert_gate") else form  # kept like a router
+                few: Form = "none" if name.endswith(_LIKE_ROUTERS) else form
                 module.__dict__["forward"] = partial(_product, module, name, read, few)
                 hooks.callback(delattr, module, "forward")
                 continue
             widen: Callable[..., Any] = partial(_widen, own, name, read, form if _has_products(module) else "none")
             if module is embedding:
                 widen = partial(_look_up, own["weight"], read)
+                if own["weight"].device.type == "meta":  # where a model may look for the place of its ids
+                    module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+                    hooks.callback(_restore, own, module, None, None)
                 if isinstance(module, nn.Embedding):  # whose place in the table means something for gradients only
                     hooks.callback(setattr, module, "padding_idx", module.padding_idx)
                     module.padding_idx = None
@@ -226,7 +232,7 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
 def _has_products(module: nn.Module) -> bool:
     """Whether its weights are quantized: linear layers and experts, but not routers."""
     name = type(module).__name__
-    return name == "Conv1D" or name.endswith("Experts")
+    return name in ("Conv1D", "FalconLinear") or name.endswith("Experts")
 
 
 def _product(linear: nn.Linear, name: str, read: Read, form: Form, x: torch.Tensor) -> torch.Tensor:

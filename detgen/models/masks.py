@@ -8,6 +8,7 @@ has: all positions up to the row's own, a window of the last ones, chunks that s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -135,7 +136,20 @@ def _within(settings: Any) -> Iterator[int]:
 
 def _keep(*, mask_function: _Visible, device: torch.device | str = "cpu", **how: Any) -> Mask:
     """The mask function that transformers' models call through the AttentionMaskInterface."""
-    return Mask(mask_function, torch.device(device))
+    where = torch.device(device)
+    return Mask(_unpadded(mask_function) if where.type == "meta" else mask_function, where)
+
+
+def _unpadded(held: Any) -> Any:
+    """A function, or what it holds, where the padding of sequences is none, if it has no numbers on `meta`."""
+    if isinstance(held, torch.Tensor) and held.device.type == "meta" and held.ndim == 1:
+        return torch.zeros(held.shape, dtype=held.dtype)
+    if isinstance(held, tuple):
+        return tuple(map(_unpadded, held))
+    if not isinstance(held, FunctionType) or held.__closure__ is None:
+        return held
+    cells = tuple(CellType(_unpadded(cell.cell_contents)) for cell in held.__closure__)
+    return FunctionType(held.__code__, held.__globals__, held.__name__, held.__defaults__, cells)
 
 
 AttentionMaskInterface.register(ASKING, _keep)

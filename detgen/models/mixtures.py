@@ -12,13 +12,17 @@ class Mixture(NamedTuple):
 
     Attributes:
         router: gives the experts of a row.
+        logits: its linear layer, if it is none itself.
         scoring: what it makes of logits.
+        weighs_inputs: see `Experts`.
         shared: a feed-forward that all rows take, as far as a model has one.
         clamped: whether gates are clamped, and what they open; the experts say how far.
     """
 
     router: str = "gate"
+    logits: str = ""
     scoring: Scoring = Scoring.OVER_ALL
+    weighs_inputs: bool = False
     shared: str = "shared_expert"
     clamped: bool = False
 
@@ -33,5 +37,7 @@ MIXTURES = {
     "DeepseekV2Moe": Mixture(shared="shared_experts"),
     "DeepseekV3MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Glm4MoeLiteMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "Llama4TextMoe": Mixture(router="router", scoring=Scoring.SIGMOIDS_OF_PICKS, weighs_inputs=True),
+    "HunYuanMoEV1Moe": Mixture(logits="wg", shared="shared_mlp"),
     "GptOssMLP": Mixture(router="router", scoring=Scoring.OVER_PICKS, clamped=True),
 }

@@ -10,6 +10,7 @@ import torch
 from detgen.kernels.c.quantizing import Quantized
 from detgen.models.rotary import Rotary
 from detgen.models.stored import Weight
+from detgen.models.tuning import Tuning
 from detgen.program.operands import Activation
 
 
@@ -100,6 +101,7 @@ class Experts:
         limited: limit, slope and shift of `ExpertLinear`.
         picks: experts of a row.
         routing: the fields of `Route` that say how they are chosen.
+        weighs_inputs: whether the weights of a row multiply what its experts read, not what they give.
         shared: a feed-forward that all rows take, and the linear layer of one output by whose sigmoid its results are
             multiplied, or None; None for none.
     """
@@ -113,6 +115,7 @@ class Experts:
     limited: tuple[float, float, float]
     picks: int
     routing: dict[str, Any]
+    weighs_inputs: bool
     shared: tuple[FeedForward, Linear | None] | None
 
 
@@ -129,6 +132,8 @@ class Attention:
         out: what follows it.
         head_norms: of queries and of keys, each of a head, or of all heads together; None for none.
         rotary: how heads are rotated; None for not at all.
+        rotated_first: whether the norms come after that.
+        tuning: of queries; None for none.
         interleaved: see `Family`.
         query_scale: the attention's scale, where attention is given another one; None otherwise.
         sinks: [heads], see `Attend`; None for none.
@@ -142,6 +147,8 @@ class Attention:
     out: Linear
     head_norms: tuple[Norm | None, Norm | None]
     rotary: Rotary | None
+    rotated_first: bool
+    tuning: Tuning | None
     interleaved: bool
     query_scale: float | None
     sinks: torch.Tensor | None

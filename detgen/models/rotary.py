@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from detgen.kernels.c.angles import powers
+from detgen.kernels.c.angles import power, powers
 
 _FASTEST = 2.0**17  # a frequency; all that models have are at most 1
 _CLOSE = 4e-7  # of a frequency: transformers' own powers may be off by the last place
@@ -47,6 +47,10 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
         raise ValueError(
             "its rotary embedding has frequencies that are not finite, or too large; see its rope settings"
         )
+    if type_ == "ntk_alpha" and settings.get("rope_type") == "dynamic":  # Hunyuan's, of one length after all
+        size, type_ = 2 * len(own), "default"
+        base = power(settings["alpha"], size / (size - 2)) * settings["rope_theta"]
+        settings = {"rope_theta": base, "rope_type": type_}
     if "rope_theta" not in settings or settings.get("rope_type") != type_:
         return None
     with np.errstate(all="ignore"):  # what overflows here does so in transformers, or is another embedding

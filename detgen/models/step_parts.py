@@ -14,6 +14,7 @@ from detgen.kernels.c.panels import joined
 from detgen.kernels.c.quantizing import Form, kind
 from detgen.models.parts import Linear, Norm, UnknownError
 from detgen.models.rotary import Rotary
+from detgen.models.tuning import Tuning
 from detgen.program import steps
 from detgen.program.operands import Buffer, Into, Weight
 from detgen.program.program import Program
@@ -30,17 +31,19 @@ def as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 class Angles:
-    """Cosines and sines of the positions so far, by what rotates."""
+    """Cosines and sines of the positions so far, by what rotates, and factors of queries, by what tunes them."""
 
     def __init__(self, keep: Keep) -> None:
         self.positions = 0
         self._keep = keep
         self._tables: dict[tuple[bytes, float], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._factors: dict[Tuning, torch.Tensor] = {}
 
     def reach(self, positions: int) -> None:
         """Have room for that many positions, and some more."""
         self.positions = max(_POSITIONS, 1 << (positions - 1).bit_length())
         self._tables.clear()
+        self._factors.clear()
 
     def of(self, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, [positions, angles] each."""
@@ -49,6 +52,12 @@ class Angles:
             cosines, sines = turns(rotary.frequencies, rotary.amplitude, 0, self.positions)
             self._tables[key] = self._keep(cosines), self._keep(sines)
         return self._tables[key]
+
+    def factors(self, tuning: Tuning) -> torch.Tensor:
+        """Those of queries, [positions]."""
+        if tuning not in self._factors:
+            self._factors[tuning] = self._keep(tuning.factors(self.positions))
+        return self._factors[tuning]
 
 
 class Entries(NamedTuple):

@@ -46,8 +46,8 @@ def whole(weight: Weight) -> torch.Tensor:
 
 
 def turned(module: nn.Module) -> bool:
-    """Whether a module has its weights the other way round, [..., inputs, outputs]: GPT-2's, experts of GPT-OSS."""
-    return type(module).__name__ == "Conv1D" or bool(getattr(module, "is_transposed", False))
+    """Whether a module has its weights the other way round, [..., inputs, outputs]: GPT-2's, experts of some."""
+    return type(module).__name__ in ("Conv1D", "Llama4TextExperts") or bool(getattr(module, "is_transposed", False))
 
 
 def taken(module: nn.Module, weight: Weight) -> torch.Tensor:

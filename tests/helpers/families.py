@@ -28,6 +28,11 @@ GPT2: dict[str, Any] = {
     "eos_token_id": 0,
 }
 FALCON: dict[str, Any] = {**COMMON, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 0}
+LLAMA4: dict[str, Any] = {  # with chunks and positions from which queries grow, both shorter than most prompts
+    **LLAMA,
+    **{"head_dim": 18, "intermediate_size_mlp": 80, "num_local_experts": 5, "moe_layers": [1, 2]},
+    **{"attention_chunk_size": WINDOW, "no_rope_layers": [1, 0, 1], "floor_scale": 24, "attn_scale": 0.4},
+}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 ROUTED: dict[str, Any] = {
     **LLAMA,
@@ -120,6 +125,23 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
         eos_token_id=0,
     ),
     "ministral": lambda: hf.MinistralConfig(**LLAMA, head_dim=18, sliding_window=WINDOW),
+    "ministral3": lambda: hf.Ministral3Config(
+        **LLAMA,
+        head_dim=18,
+        sliding_window=None,
+        rope_parameters={
+            **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32},
+            **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+        },
+    ),
+    "llama4": lambda: hf.Llama4TextConfig(**LLAMA4, num_experts_per_tok=1),
+    "llama4_2": lambda: hf.Llama4TextConfig(
+        **{**LLAMA4, "use_qk_norm": False, "attn_temperature_tuning": False}, num_experts_per_tok=2
+    ),
+    "hunyuan": lambda: hf.HunYuanDenseV1Config(
+        **LLAMA, head_dim=18, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0}
+    ),
+    "hunyuan_moe": lambda: hf.HunYuanMoEV1Config(**LLAMA, head_dim=18, num_experts=6, moe_topk=3),
     "olmo3": lambda: hf.Olmo3Config(**LLAMA, sliding_window=WINDOW, layer_types=MIXED),
     "cohere2": lambda: hf.Cohere2Config(**LLAMA, head_dim=18, sliding_window=WINDOW, layer_types=MIXED),
     "exaone4": lambda: hf.Exaone4Config(**LLAMA, head_dim=18, sliding_window=WINDOW, layer_types=MIXED),

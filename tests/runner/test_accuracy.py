@@ -34,6 +34,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: hf.GPT2Config(vocab_size=4096, n_embd=320, n_layer=4, n_head=5, n_positions=512),
     "mpt": lambda: hf.MptConfig(vocab_size=4096, d_model=320, n_layers=4, n_heads=5, max_seq_len=512),
     "mixtral": lambda: hf.MixtralConfig(**GROUPED, num_local_experts=4),
+    "llama4": lambda: hf.Llama4TextConfig(
+        **GROUPED | {"intermediate_size": 160, "intermediate_size_mlp": 320, "head_dim": 64, "num_local_experts": 6},
+        **{"attention_chunk_size": 50, "no_rope_layers": [1, 0, 1, 1], "floor_scale": 50, "num_experts_per_tok": 1},
+    ),
     "deepseek-v3": lambda: hf.DeepseekV3Config(
         **{**SIZES, "moe_intermediate_size": 96, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
         **{"num_experts_per_tok": 3, "num_key_value_heads": 5, "q_lora_rank": 96, "kv_lora_rank": 64},

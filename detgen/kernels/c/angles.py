@@ -38,9 +38,14 @@ _COSINE = (
 @functools.lru_cache(maxsize=16)
 def powers(base: float, exponents: tuple[float, ...]) -> np.ndarray:
     """base ** exponents, float32 [n], rounded correctly."""
+    return np.array([power(base, x) for x in exponents], dtype=np.float32)
+
+
+def power(base: float, exponent: float) -> float:
+    """base ** exponent, rounded correctly."""
     with localcontext() as context:
         context.prec = 40
-        return np.array([float(Decimal(base) ** Decimal(x)) for x in exponents], dtype=np.float32)
+        return float(Decimal(base) ** Decimal(exponent))
 
 
 def turns(frequencies: np.ndarray, amplitude: float, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
