@@ -204,7 +204,7 @@ class _Experts:
                 shared.close(program, name, Branch(into, None, wanted))
                 return
             shared.close(program, name, Branch(Into(branch.before), None, wanted))
-            program.add(steps.Gate(name=name, wanted=wanted, x=branch.before, factors=self._gate, to=into))
+            program.add(steps.Gate(name=name, wanted=wanted, x=branch.before, gates=self._gate, to=into))
 
 
 def _turns(weight: torch.Tensor | Quantized) -> list[Any]:

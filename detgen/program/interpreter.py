@@ -418,7 +418,7 @@ def _combine(step: Combine, at: Pass) -> None:
 
 @compute.register
 def _gate(step: steps.Gate, at: Pass) -> None:
-    at.put(step.to, at[step.x] * sigmoid(at[step.factors]))
+    at.put(step.to, at[step.x] * FUNCTIONS[step.function](at[step.gates]))
 
 
 # Rows by themselves

@@ -313,21 +313,26 @@ class Take(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gate(Step):
-    """Rows times the sigmoid of a factor of their own.
+    """Rows times a function of gates of their own.
 
     Attributes:
         x: is read.
-        factors: [1], the factors.
+        gates: [1], one for all entries of a row, or one for each.
         to: takes the products.
+        function: of the gates.
     """
 
     x: Buffer
-    factors: Buffer
+    gates: Buffer
     to: Into
+    function: Activation = Activation.SIGMOID
 
     def _faults(self) -> Iterator[str]:
-        yield from wide(self.factors, 1)
+        if self.gates.width != 1:
+            yield from wide(self.gates, self.x.width)
         yield from wide(self.to.buffer, self.x.width)
+        if self.function not in (Activation.SIGMOID, Activation.SILU):
+            yield f"a gate by {self.function.name}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

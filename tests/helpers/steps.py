@@ -462,7 +462,9 @@ def _taken(draw: st.DrawFn) -> Case:
 @st.composite
 def _gated(draw: st.DrawFn) -> Case:
     made, width = Making(draw), draw(WIDTHS)
-    made.add(steps.Gate, x=made.read("x", width), factors=made.read("factors", 1), to=made.into(width))
+    gates = made.read("gates", draw(st.sampled_from([1, width])))
+    function = draw(st.sampled_from([Activation.SIGMOID, Activation.SILU]))
+    made.add(steps.Gate, x=made.read("x", width), gates=gates, to=made.into(width), function=function)
     return made.case()
 
 

@@ -306,11 +306,11 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
     case ROTATE:
         if (!rotate_row(&s->rotate, pass, row, AT(s->rotate.qkv)) && s->rotate.last) pass->broken[row] = 1;
         break;
-    case COPY: copy_row(&s->copy.to, AT(s->copy.x), 0, AT(s->copy.to.buffer)); break;
+    case COPY: copy_row(&s->copy.to, AT(s->copy.x), AT(s->copy.to.buffer)); break;
     case TAKE:
         memcpy(AT(s->take.to), row_at(run, s->take.x, pass->want[row]), sizeof(float) * s->take.to.width);
         break;
-    case GATE: copy_row(&s->gate.to, AT(s->gate.x), AT(s->gate.factors), AT(s->gate.to.buffer)); break;
+    case GATE: gate_row(&s->gate, AT(s->gate.x), AT(s->gate.gates), AT(s->gate.to.buffer)); break;
     case ROUTE: route(&s->route, AT(s->route.x), AT(s->route.to)); break;
     case WEIGH: weigh(&s->weigh, AT(s->weigh.x), AT(s->weigh.routes), AT(s->weigh.to)); break;
     case COMBINE: combine(&s->combine, AT(s->combine.x), AT(s->combine.routes), AT(s->combine.to.buffer)); break;

@@ -198,13 +198,16 @@ static void softmax(const float *x, int64_t n, float *to) {
     for (int64_t i = 0; i < n; i += LANES) store_some(to + i, quotient(load_some(to + i, n - i), total), n - i);
 }
 
-/* Copies a row; `factor` is null, or a number by whose sigmoid it is multiplied. */
-static void copy_row(const Into *into, const float *x, const float *factor, float *to) {
+static void copy_row(const Into *into, const float *x, float *to) {
     const int64_t n = into->buffer.width;
+    for (int64_t i = 0; i < n; i += LANES) put(into, to + i, load_some(x + i, n - i), n - i);
+}
+
+static void gate_row(const Gate *s, const float *x, const float *gates, float *to) {
+    const int64_t n = s->x.width, one = s->gates.width == 1;
     for (int64_t i = 0; i < n; i += LANES) {
-        vec v = load_some(x + i, n - i);
-        if (factor) v = mul(v, sigmoid(all(*factor)));
-        put(into, to + i, v, n - i);
+        const vec gate = one ? all(*gates) : load_some(gates + i, n - i);
+        put(&s->to, to + i, mul(load_some(x + i, n - i), s->function == SILU ? activated(SILU, gate) : sigmoid(gate)), n - i);
     }
 }
 

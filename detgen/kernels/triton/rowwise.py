@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.float_functions import activated, nearest_bf16, part_of, put, sigmoid
+from detgen.kernels.triton.float_functions import activated, nearest_bf16, part_of, put
 from detgen.kernels.triton.launching import OPTIONS, above, tile, tiles
 from detgen.program.finite import most
 from detgen.program.operands import PAGE, Activation, Into
@@ -66,9 +66,11 @@ def _copy(
     if TAKES:
         read = tl.load(more + row, mask=row < rows, other=0)
     v = tl.load(x + read[:, None] * width + column[None, :], mask=there, other=0.0)
-    if GATES:
-        v = v * sigmoid(tl.load(more + row, mask=row < rows, other=0.0))[:, None]
-    v = activated(v, ACTIVATION)
+    if GATES:  # one of a row, or one of each entry
+        gate = tl.load(more + row[:, None] * GATES + (column % GATES)[None, :], mask=there, other=0.0)
+        v = v * activated(gate, ACTIVATION)
+    else:
+        v = activated(v, ACTIVATION)
     put(to + row[:, None] * width + column[None, :], v, there, factor, ADDS, SCALES)
 
 
@@ -216,13 +218,14 @@ def copy(
         into: the buffer of `to`.
         to: is written.
         take: int64 [n], the rows of x that are meant; None for all.
-        gates: float32 [rows, 1], by whose sigmoid rows are multiplied; None for none.
-        function: of each entry.
+        gates: float32 [rows, 1 or width], by whose function rows are multiplied; None for none.
+        function: of each entry, or of the gates.
     """
     rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     more = x if take is None and gates is None else take if gates is None else gates
     _copy[grid](
-        *(x, more, to, len(to), to.shape[1], float(into.factor), take is not None, gates is not None, int(function)),
+        *(x, more, to, len(to), to.shape[1], float(into.factor), take is not None),
+        *(0 if gates is None else gates.shape[1], int(function)),
         *(into.add, into.factor != 1, rows, columns),
         **OPTIONS,
     )

@@ -124,9 +124,9 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         f"copy: {name}": (
             rowwise._copy,
             [FLOAT, LONG if name == "taken" else FLOAT, FLOAT, "i32", "i32", "fp32"],
-            [name == "taken", name == "gated", function, name == "gated", name == "gated", 1, 256],
+            [name == "taken", int(name == "gated"), function, name == "gated", name == "gated", 1, 256],
         )
-        for name, function in {"taken": 0, "gated": 0, "GELU": 3, "GELU by tanh": 2, "1 / root": 8}.items()
+        for name, function in {"taken": 0, "gated": 5, "GELU": 3, "GELU by tanh": 2, "1 / root": 8}.items()
     },
     "weigh": (rowwise._weigh, [FLOAT, FLOAT, FLOAT, "i32", "i32"], [8, 1, 256]),
     "combine": (rowwise._combine, [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"], [8, True, True, True, 1, 256]),

@@ -369,8 +369,9 @@ def test_copies(device: str, width: int) -> None:
         rows_of(6, torch.tensor([4, 1])),
         buffers,
         steps.Copy(name="copy", x=x, to=Into(to, add=True, factor=0.3)),
-        steps.Gate(name="gate", x=x, factors=gates, to=Into(more, add=True)),
-        steps.Gate(name="gate", x=to, factors=gates, to=Into(x)),
+        steps.Gate(name="gate", x=x, gates=gates, to=Into(more, add=True)),
+        steps.Gate(name="gate", x=to, gates=gates, to=Into(x)),
+        steps.Gate(name="gates", x=x, gates=to, to=Into(x), function=Activation.SILU),
         steps.Take(name="take", x=more, to=some),
     )
 
