@@ -123,7 +123,9 @@ class PassDrafter(Drafter):
             going = [i for i in going if len(drafts[i]) < lengths[i] and drafts[i][-1] not in seqs[i].ending]
             if going:
                 ends = ((seqs[i], drafts[i]) for i in going)
-                windows = [Window(s.slot, len(s.tokens) + len(draft) - 1, [draft[-1]], 1) for s, draft in ends]
+                windows = [
+                    Window(s.slot, len(s.tokens) + len(draft) - 1, [draft[-1]], 1, drafted=1) for s, draft in ends
+                ]
                 logits = self.runner.run(windows)
         for read, draft in zip(reads, drafts, strict=True):
             self._wrote(read, draft[:-1])

@@ -82,7 +82,7 @@ class SelfDrafter(PassDrafter):
         return 1
 
     def _reads(self, seq: Drafting) -> Window:
-        return Window(seq.slot, len(seq.tokens) - 1, seq.tokens[-1:], 1)
+        return Window(seq.slot, len(seq.tokens) - 1, seq.tokens[-1:], 1, drafted=1)  # its entries are provisional
 
     def _wrote(self, window: Window, draft: list[int]) -> None:
         """What was written is provisional: nothing is to be known of it."""

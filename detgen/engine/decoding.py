@@ -117,6 +117,7 @@ class Decoding:
         if not most or not len(asked):
             return None
         # The pass commits one more token than it accepts, so the last token before the limit is never drafted.
+        most = min(most, self._target.most_drafted)
         limits = np.minimum(most, live.limit[asked] - live.length[asked] - 1)
         if self._thinking is not None:
             limits = np.minimum(limits, self._thinking.reach(live.length[asked] - 1) - live.length[asked])
@@ -152,7 +153,7 @@ class Decoding:
             flat = np.empty(len(drafted), np.int64)
             flat[firsts], flat[drafted] = tokens, drafts.tokens
             tokens = flat
-        return Windows(slots, live.length[slots] - 1, lengths, lengths, tokens)
+        return Windows(slots, live.length[slots] - 1, lengths, lengths, tokens, lengths - 1)
 
     def _run(self, windows: Windows, drafts: _Drafts | None, most: int) -> Iterator[Ran]:
         """Run the passes of a round: up to `most` of them in one call, or one by one as each has been committed."""

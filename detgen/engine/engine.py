@@ -115,6 +115,8 @@ class Engine:
             drafts_itself=config.drafter in ("self", "auto"),
             observer=observer,
         )
+        if prepared.keeps_states and config.prefix_cache:
+            observer.message(f"{target.name} keeps states of what it reads: prompts do not share their beginnings")
         self._assemble(config, prepared, Turns())
 
     def with_settings(self, **settings: Any) -> Engine:
@@ -182,7 +184,7 @@ class Engine:
             config.batch_size,
             self._model.start if self._model else lambda *_: None,
             config.prefill_chunk,
-            config.prefix_cache,
+            config.prefix_cache and not prepared.keeps_states,
             config.kv_memory and config.kv_memory // self.position_bytes,
             ahead,
         )

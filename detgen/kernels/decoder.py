@@ -25,10 +25,66 @@ class KVBuffers(Protocol):
     Attributes:
         keys: of each layer, [pages + 1, kv_heads, head_size, PAGE], in float32 or bfloat16.
         values: likewise, [pages + 1, kv_heads, PAGE, head_size].
+        states: what layers keep of sequences; None where none does.
     """
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
+
+    @property
+    def states(self) -> StateBuffers | None:
+        """See above."""
+        ...
+
+
+class StateShape(NamedTuple):
+    """What a layer keeps of a sequence, as the steps `Convolve` and `DeltaRule` say it.
+
+    Attributes:
+        channels: that are convolved.
+        taps: rows that a result of the convolution is made of.
+        heads: states.
+        key_heads: queries and keys.
+        size: entries of a key.
+        values: entries of a value.
+    """
+
+    channels: int
+    taps: int
+    heads: int
+    key_heads: int
+    size: int
+    values: int
+
+
+class LayerStates(NamedTuple):
+    """Where a layer keeps states.
+
+    Attributes:
+        convolved: `Convolve.kept`.
+        state: `DeltaRule.state`.
+        kept: `DeltaRule.kept`.
+    """
+
+    convolved: torch.Tensor
+    state: torch.Tensor
+    kept: torch.Tensor
+
+
+class StateBuffers(Protocol):
+    """Where layers keep states.
+
+    Attributes:
+        layers: of each; None of one that keeps none. Others once there are more slots.
+        slots: for which there is room.
+    """
+
+    layers: list[LayerStates | None]
+
+    @property
+    def slots(self) -> int:
+        """See above."""
+        ...
 
 
 class Chaining(Protocol):

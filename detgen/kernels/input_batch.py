@@ -29,12 +29,14 @@ class Window:
         start: position of the first token in its sequence.
         tokens: the token ids.
         logits: how many of the last rows need logits.
+        drafted: how many of the last tokens may not stand.
     """
 
     slot: int
     start: int
     tokens: list[int]
     logits: int
+    drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +49,7 @@ class Windows:
         lengths: int64 [windows], number of its tokens.
         logits: int64 [windows], how many of its last rows need logits.
         tokens: int64 [sum of `lengths`], token ids, window after window.
+        drafted: int64 [windows], how many of its last tokens may not stand; 0 for none of any.
     """
 
     slots: np.ndarray
@@ -54,15 +57,16 @@ class Windows:
     lengths: np.ndarray
     logits: np.ndarray
     tokens: np.ndarray
+    drafted: np.ndarray | int = 0
 
     @classmethod
     def of(cls, windows: Iterable[Window]) -> Windows:
         """The same windows."""
         windows = list(windows)
-        spans = np.array([(w.slot, w.start, len(w.tokens), w.logits) for w in windows], dtype=np.int64)
-        slots, starts, lengths, logits = spans.reshape(-1, 4).T
+        spans = np.array([(w.slot, w.start, len(w.tokens), w.logits, w.drafted) for w in windows], dtype=np.int64)
+        slots, starts, lengths, logits, drafted = spans.reshape(-1, 5).T
         tokens = np.array([token for w in windows for token in w.tokens], dtype=np.int64)
-        return cls(slots, starts, lengths, logits, tokens)
+        return cls(slots, starts, lengths, logits, tokens, drafted)
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -71,7 +75,12 @@ class Windows:
         ends = np.cumsum(self.lengths)
         for i, end in enumerate(ends.tolist()):
             tokens = self.tokens[end - self.lengths[i] : end].tolist()
-            yield Window(int(self.slots[i]), int(self.starts[i]), tokens, int(self.logits[i]))
+            yield Window(int(self.slots[i]), int(self.starts[i]), tokens, int(self.logits[i]), int(self.provisional[i]))
+
+    @property
+    def provisional(self) -> np.ndarray:
+        """int64 [windows], `drafted` of each."""
+        return np.broadcast_to(self.drafted, len(self.slots))
 
     @property
     def positions(self) -> np.ndarray:
@@ -83,8 +92,9 @@ class Windows:
     def part(self, first: int, last: int) -> Windows:
         """Windows first..last-1."""
         before, inside = int(self.lengths[:first].sum()), int(self.lengths[first:last].sum())
-        slots, starts, lengths, logits = (x[first:last] for x in (self.slots, self.starts, self.lengths, self.logits))
-        return Windows(slots, starts, lengths, logits, self.tokens[before : before + inside])
+        whole = self.slots, self.starts, self.lengths, self.logits, self.provisional
+        slots, starts, lengths, logits, drafted = (x[first:last] for x in whole)
+        return Windows(slots, starts, lengths, logits, self.tokens[before : before + inside], drafted)
 
     def joined(self, others: Windows) -> Windows:
         """These, then others."""
@@ -94,6 +104,7 @@ class Windows:
             np.concatenate((self.lengths, others.lengths)),
             np.concatenate((self.logits, others.logits)),
             np.concatenate((self.tokens, others.tokens)),
+            np.concatenate((self.provisional, others.provisional)),
         )
 
 
@@ -120,6 +131,7 @@ class InputBatch:
     area: float
     _tables: np.ndarray
     _group: int
+    _spans: torch.Tensor | None = None
     _rows: Rows | None = None
 
     @property
@@ -128,7 +140,7 @@ class InputBatch:
         if self._rows is None:
             w = self.windows
             tables, pieces = torch.from_numpy(self._tables), lay_out(w.slots, w.starts, w.lengths, self._group)
-            self._rows = Rows(self.ids, self.positions, self.kv_positions, self.wanted, tables, pieces)
+            self._rows = Rows(self.ids, self.positions, self.kv_positions, self.wanted, tables, pieces, self._spans)
         return self._rows
 
     @property
@@ -165,7 +177,7 @@ class Ends(NamedTuple):
     to_end: np.ndarray
 
 
-def pack(windows: Windows, tables: np.ndarray, group: int) -> InputBatch:
+def pack(windows: Windows, tables: np.ndarray, group: int, spans: np.ndarray | None = None) -> InputBatch:
     """Lay windows out as one pass.
 
     Args:
@@ -173,6 +185,7 @@ def pack(windows: Windows, tables: np.ndarray, group: int) -> InputBatch:
         tables: int64 [slots, blocks], the page of each block of BLOCK positions of a slot; must not change before the
             pass is over.
         group: query heads per KV head.
+        spans: int64 [windows, 6], what layers that keep states are told, see `Rows`; None where there are none.
     """
     lengths, logits = windows.lengths, windows.logits
     ends = np.cumsum(lengths)
@@ -187,7 +200,8 @@ def pack(windows: Windows, tables: np.ndarray, group: int) -> InputBatch:
     wanted[:asked] = np.arange(asked) + np.repeat(ends - np.cumsum(logits), logits)
     ids, at, kv_positions = torch.from_numpy(table)
     area = attention_area(count, int((windows.starts + lengths).sum()))
-    return InputBatch(ids, at, kv_positions, torch.from_numpy(wanted), asked, windows, area, tables, group)
+    told = None if spans is None else torch.from_numpy(spans)
+    return InputBatch(ids, at, kv_positions, torch.from_numpy(wanted), asked, windows, area, tables, group, told)
 
 
 def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterator[Windows]:
@@ -195,7 +209,8 @@ def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterato
 
     Args:
         windows: windows that go through one pass each, of at most `most` tokens.
-        reads: windows that may be divided; each part has those of the logits that are of its tokens.
+        reads: windows that may be divided; each part has those of the logits, and of what may not
+            stand, that are of its tokens.
         most: most tokens of a pass.
 
     Yields:
@@ -218,7 +233,8 @@ def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterato
                 batch, parts, free = _NONE, [], most
             part = read.tokens[at : at + free]
             behind = end - at - len(part)
-            parts.append(Window(read.slot, read.start + at, part, min(max(read.logits - behind, 0), len(part))))
+            wanted, drafted = (min(max(n - behind, 0), len(part)) for n in (read.logits, read.drafted))
+            parts.append(Window(read.slot, read.start + at, part, wanted, drafted))
             at += len(part)
             free -= len(part)
     if parts or len(batch):

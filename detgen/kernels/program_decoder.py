@@ -53,6 +53,11 @@ class Programs(Protocol):
         """Takes the output of the wanted rows, or their scores."""
         ...
 
+    @property
+    def slots(self) -> int:
+        """Slots whose states there is room for; programs that were built for fewer know another place of them."""
+        ...
+
     def reach(self, positions: int) -> int:
         """Have angles of that many positions; how many there are now. Programs have those of when they are built."""
         ...
@@ -75,7 +80,7 @@ class ProgramDecoder(ABC):
     """
 
     def __init__(self, programs: Programs, fewer: FewerBits | None = None) -> None:
-        self._programs, self._fewer, self._reached = programs, fewer, (0, False)
+        self._programs, self._fewer, self._reached = programs, fewer, (0, 0, False)
         self.kind, self.outputs = programs.kind, programs.outputs
         self._broken: int | None = None
         self._take: Take | None = None
@@ -99,9 +104,9 @@ class ProgramDecoder(ABC):
         """The same decoder, with something else that linear layers read."""
 
     def _outgrown(self, positions: int) -> bool:
-        """Have angles of that many positions; whether programs that were built before have fewer, or older weights."""
-        before = self._reached
-        self._reached = self._programs.reach(positions), self._fewer is not None and self._fewer.improved
+        """Have angles of that many positions; whether programs that were built before have fewer, or older parts."""
+        before, improved = self._reached, self._fewer is not None and self._fewer.improved
+        self._reached = self._programs.reach(positions), self._programs.slots, improved
         return before != self._reached
 
     @contextmanager

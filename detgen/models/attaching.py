@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.generic.attending import attend_current, attending
-from detgen.models.description import has_description
+from detgen.models.description import has_description, state_shapes
 from detgen.models.lazy_weights import widened
 from detgen.models.masks import ASKING, Mask, Seen, UnknownMaskError
 from detgen.models.own_attention import Heads, asking_modules
@@ -155,7 +155,11 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         traits[layer] = AttentionTraits(found.scale, seen.window, None, seen.chunk, slopes=found.slopes)
 
     called: set[nn.Module] = set()
+    states = state_shapes(model)
     with refusing(kind), ExitStack() as hooks:
+        for net in states:  # what it tells a row of those before it is known
+            net.forward = lambda hidden_states, **_: torch.zeros_like(hidden_states)
+            hooks.callback(delattr, net, "forward")
         model.set_attn_implementation(ASKING)
         if has_description(model):
             hooks.enter_context(asking_modules(model, note_heads))
@@ -167,13 +171,15 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         # In 16 bits what differs may round to the same.
         wide = nullcontext() if model.device.type == "meta" else widened(model, held)
         with torch.inference_mode(), attending(note), _asking_no_numbers(model), wide:
-            # With a mask of padding, transformers does not look for several sequences in a row.
-            mask = torch.ones_like(ids)
+            # With a mask of padding, transformers does not look for several sequences in a row. It has numbers even
+            # where the model has none: they are looked at where layers keep states.
+            mask = torch.ones(ids.shape, dtype=torch.int64, device="cpu" if ids.device.type == "meta" else ids.device)
             out = model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False).logits
         model.set_attn_implementation(ATTENTION_NAME)
     # The setting may be of an encoder.
     count = max([model.config.get_text_config().num_hidden_layers, *(i + 1 for i in sizes)])
-    missing = [i for i in range(count) if i not in sizes]
+    kept = {net.layer_idx: shape for net, shape in states.items()}
+    missing = [i for i in range(count) if i not in sizes and i not in kept]
     if missing:
         which = "its layers do" if len(missing) == count else f"layers {missing} of {count} do"
         raise EngineError(
@@ -184,13 +190,14 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         _check_alone(out[:, -1])
     except NotImplementedError as e:
         raise EngineError(f"{kind} is not supported: {e}") from e
-    layers = [sizes[i] for i in range(count)]
-    group = min(q // h for q, h, _, _ in layers)
+    layers = [sizes.get(i, (0, 0, 0, 0)) for i in range(count)]
+    group = min(q // h for q, h, _, _ in sizes.values())
     uncalled = {
         name for name, m in model.named_modules() if name and _parent(model, name) in called and m not in called
     }
     cached = [(h, dk, dv) for _, h, dk, dv in layers]
-    return Layout(cached, [traits[i] for i in range(count)], group, frozenset(uncalled))
+    stateful = tuple(kept.get(i) for i in range(count)) if kept else ()
+    return Layout(cached, [traits.get(i) for i in range(count)], group, frozenset(uncalled), stateful)
 
 
 def _parent(model: nn.Module, name: str) -> nn.Module:

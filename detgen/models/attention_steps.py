@@ -44,6 +44,7 @@ class AttentionSteps:
         else:
             self._qkv = side_by_side(attention.qkv, form, keep)
         self.out = joint([attention.out], form, keep)
+        self._gate = None if attention.gate is None else joint([attention.gate], form, keep)
 
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
         """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
@@ -93,6 +94,11 @@ class AttentionSteps:
         )
         if last:
             attended = taken(program, "rows wanted, attended", attended)
+        if self._gate is not None:
+            gates = Buffer("gates", self._queries)
+            read = taken(program, "rows wanted, normed", read) if last else read
+            program.add(steps.Linear(name=f"{name}.gate", wanted=last, x=read, to=Into(gates), weight=self._gate))
+            program.add(steps.Gate(name=f"{name}, gated", wanted=last, x=attended, gates=gates, to=Into(attended)))
         return attended
 
 

@@ -13,10 +13,23 @@ import torch
 from torch import nn
 
 from detgen.kernels.c.quantizing import STORAGE, Quantized
+from detgen.kernels.decoder import StateShape
+from detgen.models.delta_nets import delta_net, delta_shape
 from detgen.models.families import FAMILIES, Family
 from detgen.models.latent import latent_of
 from detgen.models.mixtures import MIXTURES
-from detgen.models.parts import Attention, Experts, FeedForward, Latent, Layer, Linear, Norm, UnknownError, some_rows
+from detgen.models.parts import (
+    Attention,
+    DeltaNet,
+    Experts,
+    FeedForward,
+    Latent,
+    Layer,
+    Linear,
+    Norm,
+    UnknownError,
+    some_rows,
+)
 from detgen.models.rotary import Rotary, plain_rotary, rotary_of
 from detgen.models.stored import Read, Weight, held, turned, whole
 from detgen.models.tuning import tuning_of
@@ -36,7 +49,10 @@ ACTIVATIONS = {
     "BloomGelu": Activation.GELU_TANH,
 }
 # Classes of root-mean-square norms whose weights are added to 1.
-_ADDED_TO_ONE = {"Gemma2RMSNorm", "Gemma3RMSNorm"}
+_ADDED_TO_ONE = {
+    *("Gemma2RMSNorm", "Gemma3RMSNorm"),
+    *("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"),
+}
 # Settings under which a family is not what its row says.
 _UNUSUAL: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {"do_layer_norm_before": False},
@@ -156,17 +172,32 @@ class Description:
             raise UnknownError("a norm behind experts")
         parallel = family.parallel
         return Layer(
-            mixer=self._attention(getattr(layer, family.attention), index),
+            mixer=self._mixer(index),
             norms=(one, two, three, four),
             parallel=bool(getattr(config, parallel)) if isinstance(parallel, str) else parallel,
             mlp=self._experts(mlp) if hasattr(mlp, "experts") else self._feed_forward(mlp),
             residual=float(getattr(layer, "residual_multiplier", 1.0)),
         )
 
+    def state_shape(self, index: int) -> StateShape | None:
+        """What a layer keeps of each sequence beside keys and values, or instead of them; None for nothing."""
+        net = getattr(self.layers[index], self.family.state, None)
+        return None if net is None else delta_shape(net)
+
+    def _mixer(self, index: int) -> Attention | DeltaNet:
+        layer = self.layers[index]
+        net = getattr(layer, self.family.state, None)
+        if net is None:
+            return self._attention(getattr(layer, self.family.attention), index)
+        if index == len(self.layers) - 1:
+            raise UnknownError("a last layer without keys, by which broken rows are known")
+        return delta_net(net, self._linear, self._tensor)
+
     def _attention(self, attention: Any, index: int) -> Attention:
         family, config = self.family, self.config
         out, rotary = self._linear(getattr(attention, family.out)), self._rotary(attention, index)
         qkv: list[Linear] | Latent
+        gate = None
         if family.latent:
             size, values = int(attention.qk_head_dim), int(attention.v_head_dim)
             heads = kv_heads = int(attention.num_heads)
@@ -178,6 +209,9 @@ class Description:
             heads = out.weight.shape[1] // size
             kv_heads = getattr(attention, "num_kv_heads", None) or getattr(config, "num_key_value_heads", None) or heads
             qkv = [self._linear(getattr(attention, name)) for name in family.qkv]
+            if family.gated:
+                each = torch.arange(2 * heads * size).view(heads, 2, size)  # a head's query, and its gate
+                qkv[0], gate = (some_rows(qkv[0], each[:, part].flatten()) for part in range(2))
             if family.by_head:  # queries, a key and a value of each
                 each = torch.arange(qkv[0].weight.shape[0]).view(kv_heads, -1, size)
                 qkv = [some_rows(qkv[0], torch.cat([part.flatten() for part in each.tensor_split([-2, -1], 1)]))]
@@ -196,6 +230,7 @@ class Description:
             size=size,
             values=values,
             qkv=qkv,
+            gate=gate,
             out=out,
             head_norms=(q, k),
             rotary=rotary,
@@ -388,3 +423,12 @@ def _first(layer: Any, names: str | None) -> Any:
 def has_description(model: Any) -> bool:
     """Whether programs can be built of a model, whose parameters may be on `meta`."""
     return describe(model) is not None
+
+
+def state_shapes(model: Any) -> dict[Any, StateShape]:
+    """The modules of a model that keep states of sequences, as programs know them, and what they keep."""
+    found = describe(model)
+    if found is None:
+        return {}
+    nets = {getattr(layer, found.family.state, None): found.state_shape(i) for i, layer in enumerate(found.layers)}
+    return {net: shape for net, shape in nets.items() if shape is not None}

@@ -17,7 +17,9 @@ class Family(NamedTuple):
         final: the norm after them.
         head: the output layer.
         attention: a layer's attention.
+        state: what a layer has in its place if it keeps a state, as far as a model has such layers.
         qkv: its query, key and value; one name if they are one.
+        gated: whether what gives queries gives gates of the attention's results, too, a head's behind its query.
         by_head: whether a joined query, key and value goes by key heads: each has its queries, its key and its value
             behind each other.
         parts: as how many parts a joined one goes, each with queries, values and keys of its heads; 0 for none.
@@ -46,7 +48,9 @@ class Family(NamedTuple):
     final: str = "norm"
     head: str = "lm_head"
     attention: str = "self_attn"
+    state: str = "linear_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gated: bool = False
     by_head: bool = False
     parts: int = 0
     out: str = "o_proj"
@@ -99,6 +103,9 @@ FAMILIES = {
     "MixtralForCausalLM": Family(),
     "Qwen2MoeForCausalLM": Family(),
     "Qwen3MoeForCausalLM": Family(),
+    "Qwen3NextForCausalLM": Family(gated=True),
+    "Qwen3_5ForCausalLM": Family(gated=True),
+    "Qwen3_5MoeForCausalLM": Family(gated=True),
     "GraniteForCausalLM": Family(),
     "Phi3ForCausalLM": Family(qkv=("qkv_proj",), gate="gate_up_proj", up=""),
     "Gemma2ForCausalLM": Family(norms=_BOTH_SIDES),

@@ -27,6 +27,7 @@ from safetensors.numpy import load, save
 
 import detgen
 from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.decoder import StateShape
 from detgen.machine import user_cache
 from detgen.models.own_forward import Depth, Layout, OwnForward
 
@@ -51,7 +52,8 @@ class Kept(NamedTuple):
     def of(cls, facts: dict[str, Any], arrays: Mapping[str, np.ndarray], own: OwnForward) -> Kept:
         """With what a model's own forward has told."""
         layout, depth = own.layout, own.depth
-        found = {"cached": layout.cached, "traits": [asdict(t) for t in layout.traits], "group": layout.group}
+        traits = [t and asdict(t) for t in layout.traits]
+        found = {"cached": layout.cached, "traits": traits, "group": layout.group, "states": layout.states}
         made = dict(arrays)
         if own.reference is not None:
             made["reference"] = own.reference.numpy()
@@ -64,8 +66,10 @@ class Kept(NamedTuple):
     def own(self) -> OwnForward:
         """What its own forward has told."""
         found, arrays = self.facts["own"], {name: torch.from_numpy(x) for name, x in self.arrays.items()}
-        traits = [AttentionTraits(**traits) for traits in found["traits"]]
-        layout = Layout([(h, dk, dv) for h, dk, dv in found["cached"]], traits, found["group"])
+        traits = [traits and AttentionTraits(**traits) for traits in found["traits"]]
+        states = tuple(shape and StateShape(*shape) for shape in found["states"])
+        cached = [(h, dk, dv) for h, dk, dv in found["cached"]]
+        layout = Layout(cached, traits, found["group"], states=states)
         depth = Depth(**found["depth"], logits=arrays["depth"]) if "depth" in found else None
         return OwnForward(layout, arrays.get("reference"), depth)
 

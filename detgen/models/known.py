@@ -109,6 +109,8 @@ def _folder(name: str, place: Path) -> Known:
         for kind, bits in _BITS.items():
             weights[kind] = round(((linear + head) * bits + plain * (bits if bits >= 16 else 32)) / 8)
     text = settings.get("text_config") or settings
+    if isinstance(kinds := text.get("layer_types"), list):  # some keep a state instead
+        text = {**text, "num_hidden_layers": sum(kind != "linear_attention" for kind in kinds)}
     gpt2 = "n_layer" in text
     names = ("n_layer", "n_head", "n_embd") if gpt2 else ("num_hidden_layers", "num_attention_heads", "hidden_size")
     kv = _latent_kv(text) if "kv_lora_rank" in text else _kv(text, *names, "head_dim", "num_key_value_heads")

@@ -11,7 +11,8 @@ from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.panels import halves, stacked
 from detgen.kernels.c.quantizing import Form, Quantized
 from detgen.models.attention_steps import AttentionSteps
-from detgen.models.parts import Experts, FeedForward, Layer
+from detgen.models.delta_steps import DeltaSteps
+from detgen.models.parts import DeltaNet, Experts, FeedForward, Layer
 from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, kept, taken
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
@@ -25,14 +26,19 @@ class LayerSteps:
     def __init__(
         self,
         layer: Layer,
-        traits: AttentionTraits,
+        traits: AttentionTraits | None,
         width: int,
         form: Form,
         keep: Keep,
     ) -> None:
         mixer, mlp = layer.mixer, layer.mlp
         self._width = width
-        self._mixer = AttentionSteps(mixer, traits, form, keep)
+        self._mixer: DeltaSteps | AttentionSteps
+        if isinstance(mixer, DeltaNet):
+            self._mixer = DeltaSteps(mixer, form, keep)
+        else:
+            assert traits is not None, "it was recorded"
+            self._mixer = AttentionSteps(mixer, traits, form, keep)
         self._norms = [None if norm is None else NormParts.of(norm, keep) for norm in layer.norms]
         self._mlp = _FeedForward(mlp, form, keep) if isinstance(mlp, FeedForward) else _Experts(mlp, form, keep)
         self._parallel, self._residual = layer.parallel, layer.residual

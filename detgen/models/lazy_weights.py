@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
 _AT_A_TIME = 1 << 22  # entries of a linear layer that are widened at a time
 # What names in files have in place of what parameters have, by class.
-_RENAMED = {"GPTNeoXForCausalLM": ("embed_out.", "lm_head."), "MixtralForCausalLM": (".block_sparse_moe.", ".mlp.")}
+_RENAMED = {
+    "GPTNeoXForCausalLM": ("embed_out.", "lm_head."),
+    "MixtralForCausalLM": (".block_sparse_moe.", ".mlp."),
+    "Qwen3_5ForCausalLM": ("model.language_model.", "model."),  # the text part of a multimodal model
+    "Qwen3_5MoeForCausalLM": ("model.language_model.", "model."),
+}
 EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
 # The parameters that experts' weights are parts of, and which part.
 _JOINED = {
@@ -207,8 +212,10 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
     embedding = embeddings()
     with ExitStack() as hooks:
         for name, module in model.named_modules():
-            own = dict(module.named_parameters(recurse=False))
+            own = _own(module)
             if not any(p.dtype.itemsize == 2 or p.device.type == "meta" or form in MADE for p in own.values()):
+                continue
+            if type(module) is nn.Conv1d:
                 continue
             if type(module) is nn.Linear:
                 few: Form = "none" if name.endswith(_LIKE_ROUTERS) else form
@@ -264,7 +271,21 @@ def _widen(own: dict[str, nn.Parameter], of: str, read: Read, form: Form, module
             other = turned(module)
             made = _narrowed(data.transpose(-1, -2) if other else data, f"{of}.{name}", form)
             data = made.transpose(-1, -2) if other else made
-        setattr(module, name, nn.Parameter(data.float(), requires_grad=False))
+        _set(module, name, nn.Parameter(data.float(), requires_grad=False))
+
+
+def _own(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a module computes with, by name: its own, and those of convolutions, which it never calls."""
+    found = dict(module.named_parameters(recurse=False))
+    for inner, one in module.named_children():
+        if type(one) is nn.Conv1d:
+            found |= {f"{inner}.{name}": parameter for name, parameter in one.named_parameters()}
+    return found
+
+
+def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, name = name.rpartition(".")
+    setattr(module.get_submodule(owner), name, parameter)
 
 
 def _narrowed(weight: torch.Tensor, name: str, form: Form) -> torch.Tensor:
@@ -277,4 +298,4 @@ def _narrowed(weight: torch.Tensor, name: str, form: Form) -> torch.Tensor:
 
 def _restore(own: dict[str, nn.Parameter], module: nn.Module, args: Any, output: Any) -> None:
     for name, parameter in own.items():
-        setattr(module, name, parameter)
+        _set(module, name, parameter)

@@ -29,6 +29,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     count = math.prod(shape)
+    if not count:
+        return torch.zeros(shape, dtype=dtype)
     try:
         pages = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _LAZY)
     except (OSError, ValueError, OverflowError) as e:

@@ -32,6 +32,8 @@ MIXTURES = {
     "MixtralSparseMoeBlock": Mixture(),
     "Qwen2MoeSparseMoeBlock": Mixture(),
     "Qwen3MoeSparseMoeBlock": Mixture(),
+    "Qwen3NextSparseMoeBlock": Mixture(),
+    "Qwen3_5MoeSparseMoeBlock": Mixture(),
     "Dots1MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Glm4MoeMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "DeepseekV2Moe": Mixture(shared="shared_experts"),

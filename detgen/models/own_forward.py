@@ -7,23 +7,26 @@ from dataclasses import dataclass
 import torch
 
 from detgen.kernels.attention import AttentionTraits
+from detgen.kernels.decoder import StateShape
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The attention layers of a model, as recorded in a forward pass.
+    """What the layers of a model keep of sequences, as recorded in a forward pass.
 
     Attributes:
-        cached: (kv_heads, key head size, value head size) of each layer.
-        traits: attention traits of each layer.
+        cached: (kv_heads, key head size, value head size) of each layer; zeros of one that has no attention.
+        traits: attention traits of each layer; None of one that has none.
         group: query heads per KV head.
         uncalled: names of modules that the modules they are in use without calling them.
+        states: what each layer keeps beside keys and values, or instead of them; empty if none does.
     """
 
     cached: list[tuple[int, int, int]]
-    traits: list[AttentionTraits]
+    traits: list[AttentionTraits | None]
     group: int
     uncalled: frozenset[str] = frozenset()
+    states: tuple[StateShape | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from detgen.kernels.c.quantizing import Quantized
+from detgen.kernels.decoder import StateShape
 from detgen.models.rotary import Rotary
 from detgen.models.stored import Weight
 from detgen.models.tuning import Tuning
@@ -129,6 +130,8 @@ class Attention:
         size: entries of a query or a key.
         values: entries of a value.
         qkv: linear layers of queries, keys and values, or one for all; or where they come from.
+        gate: of what follows it: the linear layer by the sigmoid of whose results its own are multiplied; None for
+            none.
         out: what follows it.
         head_norms: of queries and of keys, each of a head, or of all heads together; None for none.
         rotary: how heads are rotated; None for not at all.
@@ -144,6 +147,7 @@ class Attention:
     size: int
     values: int
     qkv: list[Linear] | Latent
+    gate: Linear | None
     out: Linear
     head_norms: tuple[Norm | None, Norm | None]
     rotary: Rotary | None
@@ -152,6 +156,35 @@ class Attention:
     interleaved: bool
     query_scale: float | None
     sinks: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """What stands for an attention where a layer keeps a state: queries, keys and values, convolved, and a delta rule.
+
+    Attributes:
+        shape: of what it keeps.
+        qkv: queries, keys and values, one behind the other.
+        gate: of its results, before `out`.
+        decay: see `DeltaRule`.
+        strength: likewise.
+        weight: [taps, channels], of the convolution, whose results SiLU activates.
+        rates: [heads], the logarithms of the rates, which are negated.
+        bias: [heads], of the decays.
+        norm: of each head's results, before the gate.
+        out: what follows.
+    """
+
+    shape: StateShape
+    qkv: Linear
+    gate: Linear
+    decay: Linear
+    strength: Linear
+    weight: torch.Tensor
+    rates: torch.Tensor
+    bias: torch.Tensor
+    norm: Norm
+    out: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +199,7 @@ class Layer:
         residual: factor of what the attention and the feed-forward add.
     """
 
-    mixer: Attention
+    mixer: Attention | DeltaNet
     norms: tuple[Norm | None, Norm | None, Norm | None, Norm | None]
     parallel: bool
     mlp: FeedForward | Experts

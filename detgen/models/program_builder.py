@@ -15,7 +15,7 @@ from detgen.kernels.decoder import KVBuffers
 from detgen.models.description import describe
 from detgen.models.layer_steps import LayerSteps
 from detgen.models.memory import give_back
-from detgen.models.parts import Linear
+from detgen.models.parts import Attention, Linear
 from detgen.models.step_parts import Angles, Entries, Keep, NormParts, as_it_is, joint
 from detgen.models.stored import Read, held, whole
 from detgen.program import steps
@@ -33,7 +33,7 @@ class ProgramBuilder:
         model: a transformers decoder that has a description; with the identity for its norm and its output layer, it
             gives hidden states.
         cache: where its keys and values are stored.
-        traits: attention traits of each layer.
+        traits: attention traits of each layer; None of one that has none.
         form: of its linear layers, as `panels` takes it.
         read: gives the weight of a parameter.
         keep: gives the tensor that steps read instead of one that was made for them.
@@ -48,7 +48,7 @@ class ProgramBuilder:
         self,
         model: Any,
         cache: KVBuffers,
-        traits: Sequence[AttentionTraits],
+        traits: Sequence[AttentionTraits | None],
         form: Form = "none",
         read: Read = held,
         keep: Keep = as_it_is,
@@ -83,7 +83,8 @@ class ProgramBuilder:
         # Each layer is released before the next is built, so that memory holds at most one of them twice.
         for i in range(len(described.layers)):
             layer = described.layer(i)
-            self.group = max(self.group, layer.mixer.heads // layer.mixer.kv_heads)
+            if isinstance(layer.mixer, Attention):
+                self.group = max(self.group, layer.mixer.heads // layer.mixer.kv_heads)
             self._layers.append(LayerSteps(layer, traits[i], self._hidden.width, form, keep))
             described.release(i)
             give_back()
@@ -98,6 +99,11 @@ class ProgramBuilder:
     def width(self) -> int:
         """Entries of a hidden state."""
         return self._hidden.width
+
+    @property
+    def slots(self) -> int:
+        """Slots whose states there is room for; 0 where no layer keeps any."""
+        return 0 if self._cache.states is None else self._cache.states.slots
 
     def reach(self, positions: int) -> int:
         """Have angles of that many positions; how many there are now."""
@@ -143,7 +149,8 @@ class ProgramBuilder:
                 program.add(steps.Copy(name=f"layers.{i}, state added", x=self.states, to=Into(hidden, add=True)))
             if i == extract:
                 program.add(steps.Copy(name=f"layers.{i}, input kept", x=hidden, to=Into(self.extracted)))
-            entries = Entries(self._cache.keys[i], self._cache.values[i])
+            states = None if self._cache.states is None else self._cache.states.layers[i]
+            entries = Entries(self._cache.keys[i], self._cache.values[i], states)
             layer.build(program, f"layers.{i}", self._angles, entries, last=i == len(self._layers) - 1)
         x, out = Buffer("wanted hidden", hidden.width), self.out(scored)
         if self._final is not None:

@@ -12,6 +12,7 @@ import torch
 from detgen.kernels.c.angles import turns
 from detgen.kernels.c.panels import joined
 from detgen.kernels.c.quantizing import Form, kind
+from detgen.kernels.decoder import LayerStates
 from detgen.models.parts import Linear, Norm, UnknownError
 from detgen.models.rotary import Rotary
 from detgen.models.tuning import Tuning
@@ -66,10 +67,12 @@ class Entries(NamedTuple):
     Attributes:
         keys: see `Cache`.
         values: likewise.
+        states: None of a layer that keeps none.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
+    states: LayerStates | None
 
 
 class NormParts(NamedTuple):

@@ -44,15 +44,15 @@ class _Before(DynamicLayer):
 def depth_of(loaded: LoadedModel, model: PreTrainedModel, layout: Layout) -> Depth | None:
     """Run the model's own eager forward deep in a sequence.
 
-    None if its sequences are too short for that, or if its own cache does not hold the keys and values that its
-    attention reads, as that of multi-head latent attention: nothing can be made up then.
+    None if its sequences are too short for that, if layers keep states, or if its own cache does not hold the keys and
+    values that its attention reads, as that of multi-head latent attention: nothing can be made up then.
 
     Args:
         loaded: a loaded model.
         model: its decoder, whose attention is attached and whose modules are its own.
         layout: of its layers.
     """
-    at = _position(model, layout, loaded.context)
+    at = 0 if layout.states else _position(model, layout, loaded.context)
     if at < PAGE:
         return None
     whole = at // PAGE
@@ -78,10 +78,10 @@ def depth_of(loaded: LoadedModel, model: PreTrainedModel, layout: Layout) -> Dep
 
 def _position(model: PreTrainedModel, layout: Layout, context: int) -> int:
     """The first of the rows' positions: half as far again as any number that may be a window or a chunk."""
-    bounds = {n for traits in layout.traits for n in (traits.window, traits.chunk) if n is not None}
+    bounds = {n for traits in layout.traits if traits for n in (traits.window, traits.chunk) if n is not None}
     width = sum(layout.group * heads * (keys + values) for heads, keys, values in layout.cached)
     other = max((n for n in numbers_of(model.config) if n < context), default=0)
     deep = max(min(other * 3 // 2, _ENTRIES // width), *(n * 3 // 2 for n in bounds if n < context), _SHALLOWEST)
     at = min(deep, _DEEPEST, context) - ROWS
-    chunk = max((traits.chunk or 1 for traits in layout.traits), default=1)
+    chunk = max((traits.chunk or 1 for traits in layout.traits if traits), default=1)
     return at // chunk * chunk - ROWS // 2 if 1 < chunk <= at else at  # on both sides of a chunk's end

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from detgen.models.memory import zeros
 from detgen.program.finite import bounded
 from detgen.runner.block_manager import PAGE, BlockManager
+from detgen.runner.state_cache import StateCache
 
 
 class KVCache:
@@ -31,10 +32,12 @@ class KVCache:
         pages: which slot has which pages; the caches of a target and of its draft model have the same.
         dtype: of the entries, float32 or bfloat16.
         device: of the buffers.
+        states: of layers that keep states of sequences, beside the pages or instead of them; None for none.
 
     Attributes:
         keys: a tensor for each layer.
         values: likewise.
+        states: as above.
         positions: size of a KV buffer in token positions, without the scratch page.
     """
 
@@ -44,8 +47,10 @@ class KVCache:
         pages: BlockManager,
         dtype: torch.dtype,
         device: torch.device,
+        states: StateCache | None = None,
     ) -> None:
         self.pages = pages
+        self.states = states
         self.positions = pages.count * PAGE
         self.keys = [zeros((pages.count + 1, h, d, PAGE), dtype, device) for h, d, _ in shapes]
         self.values = [zeros((pages.count + 1, h, PAGE, d), dtype, device) for h, _, d in shapes]

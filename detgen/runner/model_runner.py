@@ -16,11 +16,12 @@ import torch
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.decoder import Chaining, Decoder
 from detgen.kernels.exchange import Exchange
-from detgen.kernels.input_batch import Ends, InputBatch, Window, Windows, pack
+from detgen.kernels.input_batch import MOST_ROWS, Ends, InputBatch, Window, Windows, pack
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.pass_cost import PassCost
 from detgen.kernels.sampling import Choice, Choices
 from detgen.runner.kv_cache import KVCache
+from detgen.runner.state_cache import MOST_DRAFTED
 
 _Found = TypeVar("_Found")
 _MOST_TIMED = 256  # rows of passes that are only timed
@@ -77,16 +78,23 @@ class ModelRunner:
     @property
     def concurrent(self) -> bool:
         """Whether several threads may run passes at a time: no state is held during a pass."""
-        return self.thinking is None and self.decoder.concurrent
+        return self.thinking is None and self.cache.states is None and self.decoder.concurrent
 
     @property
     def chaining(self) -> Chaining | None:
         """Runs several passes in one call; None where that cannot be done now."""
-        return None if self.thinking is not None else self.decoder.chaining
+        return None if self.thinking is not None or self.cache.states is not None else self.decoder.chaining
+
+    @property
+    def most_drafted(self) -> int:
+        """The most draft tokens of a window."""
+        return MOST_ROWS - 1 if self.cache.states is None else MOST_DRAFTED
 
     def pack(self, windows: Windows) -> InputBatch:
         """The rows of a pass."""
-        return pack(windows, self.cache.pages.tables, self._group)
+        states = self.cache.states
+        spans = None if states is None else states.spans(windows)
+        return pack(windows, self.cache.pages.tables, self._group, spans)
 
     def learn_cost(self, slots: int) -> None:
         """Time passes of one row and of `slots` rows, a few hundred at most, to know the cost before it is needed.
@@ -145,6 +153,8 @@ class ModelRunner:
             if exchange is None and self.thinking is not None:
                 exchange = self.thinking.exchange(windows)
             results = self.decoder.run(batch, exchange, broken, scored=scored)
+            if self.cache.states is not None:
+                self.cache.states.move(windows)
             if exchange is not None and exchange.hidden is not None and self.thinking is not None:
                 self.thinking.note(windows, exchange.hidden)
         self.cost.update(len(batch.ids), time.perf_counter() - started, float(batch.area))

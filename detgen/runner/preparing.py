@@ -27,6 +27,7 @@ from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_reference, reference_logits
 from detgen.runner.slot_thoughts import Thinking
+from detgen.runner.state_cache import StateCache
 from detgen.runner.thinker import SLOTS, Block, Thinker, one_layer
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class Prepared:
     def kv_dtype(self) -> torch.dtype:
         """Number format of keys and values."""
         return self.runners[0].cache.keys[0].dtype
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether layers of the target keep states, which no page holds."""
+        return self.runners[0].cache.states is not None
 
     @property
     def position_bytes(self) -> int:
@@ -104,12 +110,14 @@ def prepare(
     backbones = [m.backbone for m in models]
     own = [_own_forward(m, model, compared=m is target) for m, model in zip(models, backbones, strict=True)]
     layouts = [told.layout for told in own]
+    _check_states(models, layouts, device)
     held = sum(KVCache.position_bytes(layout.cached, kv_dtype) for layout in layouts)
-    weights = sum(m.packed_bytes for m in models) if device.type == "cuda" else 0
+    beside = sum(m.packed_bytes for m in models) if device.type == "cuda" else 0
+    beside += (states := _state_bytes(target.name, layouts[0], batch_size, device))
     kept = _KEPT_PAGES if device.type == "cpu" else None
-    pages = BlockManager(_page_count(device, kv_memory, held, weights), kept=kept)
+    pages = BlockManager(_page_count(device, kv_memory, held, beside), kept=kept)
     runners = tuple(
-        _runner(m, model, layout, pages, device, kv_dtype, drafts=m is not target)
+        _runner(m, model, layout, pages, device, kv_dtype, batch_size, drafts=m is not target)
         for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
     with refusing(_kind(target.name, backbones[0])):
@@ -133,7 +141,7 @@ def prepare(
         with refusing(_kind(draft.name, backbones[1])):
             runners[1].learn_cost(batch_size)
     narrowed = runners[0].decoder.narrowed()
-    if narrowed is not None and narrowed.copies > room_beside(device, pages.count * PAGE * held):
+    if narrowed is not None and narrowed.copies > room_beside(device, pages.count * PAGE * held + states):
         if drafts_itself:
             size = narrowed.copies / 2**20
             observer.message(
@@ -178,7 +186,8 @@ def _exact(runner: ModelRunner, layout: Layout) -> ModelRunner:
     """The same passes over a cache in float32, so that they can be compared with another forward."""
     if runner.cache.keys[0].dtype == torch.float32:
         return runner
-    cache = KVCache(layout.cached, BlockManager(_LEAST_POSITIONS // PAGE), torch.float32, runner.device)
+    states = StateCache(layout.states, 1, runner.device) if layout.states else None
+    cache = KVCache(layout.cached, BlockManager(_LEAST_POSITIONS // PAGE), torch.float32, runner.device, states)
     return ModelRunner(runner.decoder.over(cache), cache, layout.group)
 
 
@@ -189,19 +198,22 @@ def _runner(
     pages: BlockManager,
     device: torch.device,
     dtype: torch.dtype,
+    slots: int = SLOTS,
     *,
     drafts: bool = False,
 ) -> ModelRunner:
     """The passes of a decoder, of a loaded model, whose attention is attached; its modules are replaced.
 
-    Those of a decoder that drafts need not be row-invariant.
+    There is room for the states of so many slots, if layers keep any. Those of a decoder that drafts need not be
+    row-invariant.
 
     Raises:
         EngineError: if it is not row-invariant, there are no kernels for it, or too little memory.
     """
     if device.type == "cuda":
         return _on_cuda(loaded, model, layout, pages, device, dtype)
-    cache = KVCache(layout.cached, pages, dtype, device)
+    states = StateCache(layout.states, slots, device) if layout.states else None
+    cache = KVCache(layout.cached, pages, dtype, device, states)
     if has_description(model):
         programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_form, loaded.read)
         return ModelRunner(CDecoder(programs), cache, layout.group)
@@ -258,13 +270,44 @@ def _on_cuda(
     return ModelRunner(decoder, cache, layout.group)
 
 
-def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int, weights: int) -> int:
-    """How many pages fit the memory, beside the scratch page and so many bytes of weights that are not there yet.
+def _check_states(models: list[LoadedModel], layouts: list[Layout], device: torch.device) -> None:
+    """Refuse layers that keep states where they cannot.
+
+    Raises:
+        EngineError: if they are a draft model's, or on CUDA.
+    """
+    for i, (model, layout) in enumerate(zip(models, layouts, strict=True)):
+        if layout.states and device.type == "cuda":
+            raise EngineError(f"{model.name} has layers that keep states, which do not run on CUDA; use --device cpu")
+        if layout.states and i:
+            raise EngineError(
+                f"{model.name} keeps states of what it has read, so it cannot be a draft model; use --drafter self,"
+                " ngram or none"
+            )
+
+
+def _state_bytes(name: str, layout: Layout, batch_size: int, device: torch.device) -> int:
+    """Bytes of the states of a model's layers.
+
+    Raises:
+        EngineError: if there are no so many.
+    """
+    found = batch_size * StateCache.slot_bytes(layout.states)
+    if found > max(room_beside(device, 0), 0):
+        raise EngineError(
+            f"no memory for the states that {name} keeps of {batch_size} requests ({found / 2**20:,.0f} MiB);"
+            " give a smaller --batch-size"
+        )
+    return found
+
+
+def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int, beside: int) -> int:
+    """How many pages fit the memory, beside the scratch page and so many bytes that are not taken yet.
 
     Raises:
         EngineError: if `kv_memory` is too small.
     """
-    memory = max(free_memory(device, _ROOM) - weights, 0) if kv_memory is None else kv_memory
+    memory = max(free_memory(device, _ROOM) - beside, 0) if kv_memory is None else kv_memory
     held = memory // position_bytes
     if kv_memory is not None and held < _LEAST_POSITIONS:
         raise EngineError(

@@ -42,6 +42,12 @@ LATENT: dict[str, Any] = {  # of attention; no size is a multiple of another
     **{"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 36},
     **{"qk_rope_head_dim": 10, "qk_nope_head_dim": 14, "v_head_dim": 18},
 }
+NETS: dict[str, Any] = {  # of gated delta nets
+    **LLAMA,
+    **{"head_dim": 18, "linear_conv_kernel_dim": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 12, "linear_value_head_dim": 20, "num_hidden_layers": 4},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+}
 TOWER: dict[str, Any] = {  # of multimodal models
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"image_size": 28, "patch_size": 14},
@@ -106,6 +112,18 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
     ),
     "qwen3_moe": lambda: hf.Qwen3MoeConfig(
         **LLAMA, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=48
+    ),
+    "qwen3_next": lambda: hf.Qwen3NextConfig(
+        **NETS, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=40, shared_expert_intermediate_size=56
+    ),
+    "qwen3_5_text": lambda: hf.Qwen3_5TextConfig(**NETS),
+    "qwen3_5": lambda: hf.Qwen3_5Config(
+        text_config=hf.Qwen3_5TextConfig(**NETS), vision_config={**TOWER, "depth": 2, "out_hidden_size": 64}
+    ),
+    "qwen3_5_moe": lambda: hf.Qwen3_5MoeTextConfig(
+        **{name: value for name, value in NETS.items() if name != "intermediate_size"},
+        **{"num_experts": 5, "num_experts_per_tok": 2},
+        **{"moe_intermediate_size": 40, "shared_expert_intermediate_size": 56},
     ),
     "gpt_oss": lambda: hf.GptOssConfig(
         **{**LLAMA, "head_dim": 18, "sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 3},

@@ -123,8 +123,12 @@ def test_a_broken_token_stays_with_its_request(engine: Engine, reference: Any, o
             assert error.endswith(f"at position {at} (token {at} of the prompt)")
 
 
-def test_agrees_with_generate(folder: Path, reference: Any) -> None:
-    """Greedy tokens are those of transformers' float32 `generate`; logits agree to rounding."""
+def test_agrees_with_generate(folder: Path, engine: Engine, reference: Any) -> None:
+    """Greedy tokens are those of transformers' float32 `generate`; logits agree to rounding.
+
+    Of layers with states, transformers reads prompts in chunks, by which its own error is up to 2.2e-4 here.
+    """
+    error, tie = (2e-5, 1e-4) if engine.canonical.cache.states is None else (3e-4, 3e-3)
     plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     model = auto_class(hf.AutoConfig.from_pretrained(folder)).from_pretrained(folder, **plain).eval()
     compared = 0
@@ -147,11 +151,11 @@ def test_agrees_with_generate(folder: Path, reference: Any) -> None:
         ours = torch.cat(one.logits)
         for i, (a, b) in enumerate(zip(completion.token_ids, theirs, strict=False)):
             row = own.logits[i][0].float()
-            assert (ours[i] - row).abs().max() <= 2e-5 * row.abs().max(), (name, i)
+            assert (ours[i] - row).abs().max() <= error * row.abs().max(), (name, i)
             compared += 1
             if a != b:
                 top = row.topk(2).values
-                assert top[0] - top[1] < 1e-4, (name, i)
+                assert top[0] - top[1] < tie, (name, i)
                 break
         else:
             assert len(completion.token_ids) == len(theirs)

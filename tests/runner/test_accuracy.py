@@ -27,6 +27,10 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 GROUPED = SIZES | {"num_key_value_heads": 1}
+NETS = GROUPED | {
+    **{"head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 64, "linear_value_head_dim": 64},
+}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**GROUPED),
     "gemma2": lambda: hf.Gemma2Config(**GROUPED, head_dim=64, sliding_window=50),
@@ -42,6 +46,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **{**SIZES, "moe_intermediate_size": 96, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
         **{"num_experts_per_tok": 3, "num_key_value_heads": 5, "q_lora_rank": 96, "kv_lora_rank": 64},
         **{"qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 48},
+    ),
+    "qwen3-5": lambda: hf.Qwen3_5TextConfig(**NETS),
+    "qwen3-next": lambda: hf.Qwen3NextConfig(
+        **NETS, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=160, shared_expert_intermediate_size=96
     ),
     "gpt-oss": lambda: hf.GptOssConfig(
         **GROUPED | {"intermediate_size": 160}, head_dim=64, sliding_window=50, num_local_experts=6
@@ -75,7 +83,7 @@ def test_errors_of_logits(family: str, demo_models: Any, random_model: Callable[
     forward.cache.pages.lay_out(1, len(ids) + 1)
     own = forward.run([Window(0, 0, ids, len(ids))])
     plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
-    if family in ("mixtral", "gpt-oss", "deepseek-v3"):
+    if family in ("mixtral", "gpt-oss", "deepseek-v3", "qwen3-next"):
         plain["experts_implementation"] = "eager"
     model = hf.AutoModelForCausalLM.from_pretrained(folder, **plain)
     with torch.inference_mode():

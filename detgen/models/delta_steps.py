@@ -1,0 +1,87 @@
+"""The steps of a gated delta net."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from detgen.kernels.c.quantizing import Form
+from detgen.models.parts import DeltaNet
+from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint
+from detgen.program import steps
+from detgen.program.arithmetic import exponential
+from detgen.program.operands import Activation, Buffer, Into
+from detgen.program.program import Program
+from detgen.program.states import Convolve, DeltaRule
+
+_EPSILON = 1e-6  # is added to the sum of squares of a query or a key
+
+
+class DeltaSteps:
+    """A delta net, as steps take it; attributes as those of `AttentionSteps`."""
+
+    name, ends = "linear_attn", "out_proj"
+
+    def __init__(self, net: DeltaNet, form: Form, keep: Keep) -> None:
+        shape = self._shape = net.shape
+        # Of the length 1; queries are multiplied by the attention's scale besides.
+        made = zip("qk", (1 / shape.size, 1 / math.sqrt(shape.size)), strict=True)
+        self._lengths = {part: keep(torch.full((shape.size,), length)) for part, length in made}
+        self._qkv, self._gate, self._decay, self._strength = (
+            joint([linear], form, keep) for linear in (net.qkv, net.gate, net.decay, net.strength)
+        )
+        self._weight, self._bias, self._rates = keep(net.weight), keep(net.bias), keep(-exponential(net.rates))
+        self._norm = NormParts.of(net.norm, keep, shape.heads * shape.values)
+        self.out = joint([net.out], form, keep)
+
+    def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
+        """Append its steps; the buffer of its results."""
+        assert where.states is not None, "there is room for them"
+        shape, states = self._shape, where.states
+        mixed, convolved = Buffer("mixed", shape.channels), Buffer("convolved", shape.channels)
+        gates, ruled = (Buffer(of, shape.heads * shape.values) for of in ("gates of values", "ruled"))
+        decay, strength = (Buffer(of, shape.heads) for of in ("decay", "strength"))
+        linears = (
+            *(("in_proj_qkv", mixed, self._qkv), ("in_proj_z", gates, self._gate)),
+            *(("in_proj_a", decay, self._decay), ("in_proj_b", strength, self._strength)),
+        )
+        for part, to, weight in linears:
+            program.add(steps.Linear(name=f"{name}.{part}", x=read, to=Into(to), weight=weight))
+        program.add(
+            Convolve(
+                name=f"{name}.conv1d",
+                x=mixed,
+                to=convolved,
+                weight=self._weight,
+                activation=Activation.SILU,
+                taps=shape.taps,
+                ring=states.convolved.shape[1],
+                kept=states.convolved,
+            )
+        )
+        for i, (part, length) in enumerate(self._lengths.items()):
+            norm = NormParts(shape.key_heads, shape.size, length, None, _EPSILON / shape.size, centred=False)
+            at = i * shape.key_heads * shape.size
+            program.add(norm.step(f"{name}, {part} of length 1", convolved, Into(convolved), at=at))
+        program.add(
+            DeltaRule(
+                name=name,
+                qkv=convolved,
+                decay=decay,
+                strength=strength,
+                to=ruled,
+                rates=self._rates,
+                bias=self._bias,
+                heads=shape.heads,
+                key_heads=shape.key_heads,
+                size=shape.size,
+                values=shape.values,
+                ring=states.kept.shape[1],
+                state=states.state,
+                kept=states.kept,
+            )
+        )
+        program.add(self._norm.step(f"{name}.norm", ruled, Into(ruled)))
+        program.add(steps.Gate(name=f"{name}, gated", x=ruled, gates=gates, to=Into(ruled), function=Activation.SILU))
+        return ruled

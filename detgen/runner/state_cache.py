@@ -1,0 +1,106 @@
+"""States that layers keep of sequences, by slot, beside the KV cache: see `detgen.program.states`.
+
+A state belongs to a position, and cannot be set back. So rows whose tokens may not stand leave their inputs in a ring
+of positions, and the next pass of the slot replays those that stood. Knows no requests and no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from detgen.kernels.decoder import LayerStates, StateShape
+from detgen.kernels.input_batch import Windows
+from detgen.models.memory import zeros
+
+MOST_DRAFTED = 15  # rows of a window whose tokens may not stand
+_RING = 2 * MOST_DRAFTED + 1  # those that stood are replayed, and those of the next window kept beside them
+
+
+class StateCache:
+    """The states of layers, in float32.
+
+    Args:
+        shapes: of each layer; None of one that keeps none.
+        slots: for which there is room at first.
+        device: of the buffers.
+
+    Attributes:
+        layers: of each layer; others once there are more slots.
+        at: int64 [slots], the position that a slot's states belong to.
+    """
+
+    def __init__(self, shapes: Sequence[StateShape | None], slots: int, device: torch.device) -> None:
+        self._shapes, self._device = shapes, device
+        self.at = np.zeros(slots, np.int64)
+        self.layers = self._made(slots)
+
+    @property
+    def slots(self) -> int:
+        """Slots for which there is room."""
+        return len(self.at)
+
+    @staticmethod
+    def slot_bytes(shapes: Sequence[StateShape | None]) -> int:
+        """Bytes of a slot, all layers together."""
+        return sum(4 * int(np.prod(size)) for shape in shapes if shape is not None for size in _sizes(shape))
+
+    def spans(self, windows: Windows) -> np.ndarray:
+        """What a pass is told of its slots, int64 [windows, 6], see `Rows`; windows at position 0 begin anew.
+
+        Raises:
+            ValueError: if a slot's states are not where its window can go on from.
+        """
+        self._reach(int(windows.slots.max()) + 1)
+        slots, starts, lengths = windows.slots, windows.starts, windows.lengths
+        base = np.where(starts > 0, self.at[slots], 0)
+        kept = np.where(windows.provisional > 0, starts + lengths, starts) - base
+        lost = (base > starts) | (kept > _RING)
+        if lost.any():
+            slot = int(slots[lost.argmax()])
+            raise ValueError(f"slot {slot} has states of position {self.at[slot]}, from which its window cannot go on")
+        rows = lengths.cumsum() - lengths
+        return np.stack((slots, rows, starts, lengths, base, _certain(windows, base)), axis=1)
+
+    def move(self, windows: Windows) -> None:
+        """Note that a pass of these windows has run."""
+        base = np.where(windows.starts > 0, self.at[windows.slots], 0)
+        self.at[windows.slots] = _certain(windows, base)
+
+    def _reach(self, slots: int) -> None:
+        """Have room for so many slots."""
+        before, kept = self.layers, self.slots
+        if slots <= kept:
+            return
+        self.at = np.concatenate((self.at, np.zeros(max(slots, 2 * kept) - kept, np.int64)))
+        self.layers = self._made(self.slots)
+        for old, new in zip(before, self.layers, strict=True):
+            for was, now in zip(old or (), new or (), strict=True):
+                now[:kept] = was
+
+    def _made(self, slots: int) -> list[LayerStates | None]:
+        return [
+            None
+            if s is None
+            else LayerStates(*(zeros((slots, *size), torch.float32, self._device) for size in _sizes(s)))
+            for s in self._shapes
+        ]
+
+
+def _certain(windows: Windows, base: np.ndarray) -> np.ndarray:
+    """Positions up to which rows stand, int64 [windows]."""
+    certain: np.ndarray = windows.starts + windows.lengths - windows.provisional
+    # A drafter's own rows are no reason to move a state on: what it read before may be its own, too.
+    return np.where(windows.provisional < windows.lengths, certain, base)
+
+
+def _sizes(shape: StateShape) -> tuple[tuple[int, ...], ...]:
+    """The sizes of a slot's buffers, in the order of `LayerStates`."""
+    keys, values = shape.key_heads * shape.size, shape.heads * shape.values
+    return (
+        (MOST_DRAFTED + shape.taps, shape.channels),
+        (shape.heads, shape.size, shape.values),
+        (_RING, keys + values + 2 * shape.heads),
+    )

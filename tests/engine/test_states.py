@@ -1,0 +1,100 @@
+"""Models whose layers keep states: little memory, samples of a prompt, more slots, what cannot be had with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers.engine_inputs import adversary
+from helpers.families import NETS
+
+from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.models.known import known
+from detgen.models.loading import load_model
+from detgen.progress import Unobserved
+from detgen.runner.preparing import prepare
+
+
+@pytest.fixture(scope="module")
+def folder(random_model: Callable[..., Path]) -> Path:
+    return random_model(hf.Qwen3_5TextConfig(**NETS | {"vocab_size": 4096}))
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return Engine(target=folder, drafter="none", batch_size=2, kv_memory=4 << 20)
+
+
+def requests() -> list[Request]:
+    params = SamplingParams(max_tokens=70, ignore_eos=True)
+    some = [Request(i, i, token_ids=tuple(range(3 + i, 90)), params=params) for i in range(5)]
+    return [
+        *some,
+        Request(5, 5, token_ids=tuple(range(3, 90)), params=SamplingParams(n=3, temperature=1.0, max_tokens=9)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference(engine: Engine, observe: Callable[..., Any]) -> Any:
+    return observe(engine.with_settings(batch_size=1), requests())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_size": 8, "drafter": adversary, "draft_tokens": 15},  # more slots than there was room for
+        {"batch_size": 5, "drafter": "self", "draft_tokens": 64, "prefill_chunk": 9},
+        {"batch_size": 5, "drafter": "auto", "kv_memory": 400_000},
+    ],
+    ids=["adversary", "self", "preempted"],
+)
+def test_bits(engine: Engine, reference: Any, observe: Callable[..., Any], settings: dict[str, Any]) -> None:
+    other = engine.with_settings(**settings)
+    found = observe(other, requests())
+    assert len(found) == len(reference) == 8
+    for key, one in reference.items():
+        assert found[key].differs(one) is None, key
+    assert bool(other.stats.preemptions) == ("kv_memory" in settings)
+
+
+def test_nothing_is_shared_and_that_is_said(folder: Path, engine: Engine) -> None:
+    """A prompt of several samples is read for each: no page holds a state."""
+    said: list[str] = []
+
+    class Noting(Unobserved):
+        def message(self, text: str) -> None:
+            said.append(text)
+
+    Engine(target=folder, drafter="none", kv_memory=4 << 20, observer=Noting())
+    Engine(target=folder, drafter="none", kv_memory=4 << 20, prefix_cache=False, observer=Noting())
+    assert [text for text in said if "prompts do not share their beginnings" in text] == said
+    assert len(said) == 1
+    other = engine.with_settings(batch_size=3)
+    other.generate([requests()[-1]])
+    assert (other.stats.prompt_tokens, other.stats.reused_tokens) == (3 * 87, 0)
+
+
+def test_it_is_no_draft_model(folder: Path) -> None:
+    with pytest.raises(EngineError, match="keeps states of what it has read, so it cannot be a draft model; use "):
+        Engine(target=folder, draft=folder, kv_memory=4 << 20)
+
+
+def test_not_on_cuda(folder: Path) -> None:
+    target, cuda = load_model(folder, "nets", "float32", "none"), torch.device("cuda")
+    with pytest.raises(EngineError, match="has layers that keep states, which do not run on CUDA; use --device cpu"):
+        prepare(target, None, cuda, batch_size=1, kv_memory=4 << 20)
+
+
+def test_what_a_position_takes(folder: Path, engine: Engine) -> None:
+    """As `detgen models` says it: layers without keys take nothing."""
+    assert known(str(folder)).kv == engine.position_bytes
+
+
+def test_memory_for_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("detgen.runner.preparing.room_beside", lambda *_: 1 << 20)
+    with pytest.raises(EngineError, match=r"no memory for the states that .+ of 500 requests .+ smaller --batch-size"):
+        Engine(target=folder, drafter="none", batch_size=500, kv_memory=4 << 20)

@@ -1,0 +1,58 @@
+"""The check of a model whose layers keep states: what it finds, and that it finds nothing in a sound engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import transformers as hf
+from helpers.checks import Silent, first_failure, sweep
+from helpers.families import NETS
+from helpers.state_faults import STATE_FAULTS
+
+from detgen import Engine, EngineConfig
+from detgen.verify.perturb.axes import Setting, make_axes
+from detgen.verify.perturb.checking import Check
+from detgen.verify.perturb.pool import Pool
+from detgen.verify.perturb.running import Subject
+
+SETTINGS = [
+    Setting(batch=3, drafter="adversary", draft_tokens=4, neighbours="broken"),
+    Setting(batch=3, preemption=True, drafter="ngram", draft_tokens=3),
+    Setting(batch=8, drafter="oracle", draft_tokens=64, sampling="stop", prefix_cache="warm"),
+    Setting(batch=8, chunk=7, neighbours="long", drafter="self", draft_tokens=3),
+    Setting(batch=3, chains=True, sampling="T=1.3 n=2", order="reversed"),
+]
+
+
+@pytest.fixture(scope="module")
+def config(random_model: Callable[..., Path]) -> EngineConfig:
+    folder = random_model(hf.Qwen3_5TextConfig(**NETS | {"vocab_size": 4096}))
+    return EngineConfig(target=folder, batch_size=16, kv_memory=16 << 20)
+
+
+@pytest.fixture(scope="module")
+def stateful(config: EngineConfig) -> Engine:
+    return Engine(config)
+
+
+@pytest.fixture
+def check(config: EngineConfig, stateful: Engine, pool: Pool) -> Iterator[Check]:
+    axes = make_axes(drafters=("none", "ngram", "self"), quants=["none"], processes=False, cores=2)
+    yield Check(config, pool, axes, 0, Silent(), Subject(config, stateful))
+    sweep(stateful)
+
+
+def test_sound_engine_passes(check: Check) -> None:
+    check.learn()
+    result = check.run(SETTINGS)
+    assert result.failures == []
+    assert result.total.equal
+    assert result.preemptions
+
+
+@pytest.mark.parametrize("fault", sorted(STATE_FAULTS))
+def test_found(fault: str, monkeypatch: pytest.MonkeyPatch, check: Check) -> None:
+    STATE_FAULTS[fault](monkeypatch)
+    assert first_failure(check, SETTINGS).error is None
