@@ -61,8 +61,8 @@ qwen3_5). All others are refused there.
 Multimodal models that transformers maps to other classes run like the language model in them, if they keep it in a
 module called language_model, and if it sees what a decoder sees; PaliGemma, whose prompts see ahead, is refused.
 
-Latent attention (DeepSeek V2 and V3, GLM-4-MoE-lite) keeps keys and values as its heads read them, not compressed,
-which takes more memory than its cache could.
+Latent attention (DeepSeek V2 and V3, GLM-4-MoE-lite, MiniCPM 3) keeps keys and values as its heads read them, not
+compressed, which takes more memory than its cache could.
 
 A proved operator rests on torch: its name, torch's version and the processor are in the profile.
 """

@@ -396,7 +396,7 @@ from detgen.program.operands import Buffer, Cache, Into
 from detgen.program.program import Program
 from detgen.program.rows import Rows
 from detgen.program.steps import Attend, Clamp, Linear
-from transformers import SeedOssConfig, SeedOssForCausalLM
+from transformers import YoutuConfig, YoutuForCausalLM
 
 engine = Engine(drafter="repeat", kv_memory=64 << 20)
 plain = engine.with_settings(drafter="none")
@@ -446,11 +446,12 @@ Interpreter(program).run(rows, {read: x, to: found})
 assert torch.equal(found, x.clamp(-0.5, 0.5))
 bounded = program, rows, x
 
-folder = Path("seed_oss")
+folder = Path("youtu")
 shutil.copytree(Path(detgen.__file__).parent / "demo_models" / "draft", folder)
-sizes = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
-config = SeedOssConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512)
-SeedOssForCausalLM(config).save_pretrained(folder)
+sizes = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "v_head_dim": 16}
+sizes |= {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
+config = YoutuConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=512)
+YoutuForCausalLM(config).save_pretrained(folder)
 family = Engine(target=str(folder), drafter="none", kv_memory=8 << 20)
 assert "versions" not in family.profile(), "the family does not run whole in one call"
 

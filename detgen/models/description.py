@@ -50,7 +50,7 @@ ACTIVATIONS = {
 }
 # Classes of root-mean-square norms whose weights are added to 1.
 _ADDED_TO_ONE = {
-    *("Gemma2RMSNorm", "Gemma3RMSNorm"),
+    *("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"),
     *("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"),
 }
 # Settings under which a family is not what its row says.
@@ -60,6 +60,7 @@ _UNUSUAL: dict[str, dict[str, Any]] = {
     "StableLmForCausalLM": {"qk_layernorm": True},
     "PhiForCausalLM": {"qk_layernorm": True},
     "Exaone4ForCausalLM": {"sliding_window": None},
+    "ExaoneMoeForCausalLM": {"sliding_window": None},
     "BloomForCausalLM": {"apply_residual_connection_post_layernorm": True},
     "FalconForCausalLM": {"alibi": True},  # whose biases are rounded to bf16
 }
@@ -144,7 +145,10 @@ class Description:
     def head_factor(self) -> float:
         """What logits are multiplied by."""
         config = self.config
-        return float(getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1))
+        if base := getattr(config, "dim_model_base", None):  # MiniCPM's
+            return float(base / config.hidden_size)
+        factor = getattr(config, self.family.logit_factor, None)
+        return float(factor or 1 / (getattr(config, "logits_scaling", None) or 1))
 
     @property
     def softcap(self) -> float:
@@ -176,7 +180,7 @@ class Description:
             norms=(one, two, three, four),
             parallel=bool(getattr(config, parallel)) if isinstance(parallel, str) else parallel,
             mlp=self._experts(mlp) if hasattr(mlp, "experts") else self._feed_forward(mlp),
-            residual=float(getattr(layer, "residual_multiplier", 1.0)),
+            residual=float(getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0))),
         )
 
     def state_shape(self, index: int) -> StateShape | None:
@@ -218,7 +222,7 @@ class Description:
             if family.parts:  # queries, values and keys of some heads
                 each = torch.arange(qkv[0].weight.shape[0]).view(family.parts, 3, -1)
                 qkv = [some_rows(qkv[0], each[:, [0, 2, 1]].transpose(0, 1).flatten())]
-            if getattr(attention, "clip_qkv", None):
+            if getattr(attention, "clip_qkv", None) or getattr(config, "clip_qkv", None):
                 raise UnknownError("queries, keys and values that are clipped")
             if sum(one.weight.shape[0] for one in qkv) != (heads + 2 * kv_heads) * size:
                 raise UnknownError("queries, keys and values of other sizes")
@@ -268,7 +272,7 @@ class Description:
             activation=Activation.SILU if mixture.clamped else _activation(experts),
             limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
             picks=int(router.top_k),
-            routing=_routing(router, mixture.scoring),
+            routing=_routing(mlp, router, mixture.scoring),
             weighs_inputs=mixture.weighs_inputs,
             shared=shared,
         )
@@ -302,6 +306,8 @@ class Description:
             return Norm(weight, bias, norm.eps, centred=True)
         if name == "Llama4TextL2Norm":
             return Norm(torch.ones(size), None, norm.eps, centred=False)
+        if name == "OlmoLayerNorm":
+            return Norm(torch.ones(*norm.normalized_shape), None, 1e-5, centred=True)
         weight = self._tensor(norm.weight).float()
         if name in _ADDED_TO_ONE:
             return Norm(1 + weight, None, norm.eps, centred=False)
@@ -376,7 +382,7 @@ def _family(model: Any) -> Family | None:
     return None if found is None else found._replace(inner=path)
 
 
-def _routing(router: Any, scoring: Scoring) -> dict[str, Any]:
+def _routing(mlp: Any, router: Any, scoring: Scoring) -> dict[str, Any]:
     """See `Experts`."""
     found: dict[str, Any] = {"scoring": scoring, "normalized": bool(getattr(router, "norm_topk_prob", True))}
     if hasattr(router, "topk_method"):  # DeepSeek V2's
@@ -390,12 +396,14 @@ def _routing(router: Any, scoring: Scoring) -> dict[str, Any]:
         return found | {"normalized": False}
     if scoring != Scoring.SIGMOIDS:
         return found
+    of = router if hasattr(router, "e_score_correction_bias") else mlp
+    groups, names = int(getattr(router, "num_group", 1)), ("routed_scaling_factor", "router_scaling_factor")
     return found | {
-        "correction": router.e_score_correction_bias.detach().float(),
-        "groups": int(router.num_group),
-        "best_groups": int(router.topk_group),
-        "of_group": 2 if router.num_group > 1 else 1,
-        "factor": float(router.routed_scaling_factor),
+        "correction": of.e_score_correction_bias.detach().float(),
+        "groups": groups,
+        "best_groups": int(getattr(router, "topk_group", 1)),
+        "of_group": 2 if groups > 1 else 1,
+        "factor": float(next((getattr(router, name) for name in names if hasattr(router, name)), 1.0)),
     }
 
 

@@ -16,6 +16,7 @@ class Family(NamedTuple):
         layers: the layers.
         final: the norm after them.
         head: the output layer.
+        logit_factor: the setting that logits are multiplied by, as far as a model has it.
         attention: a layer's attention.
         state: what a layer has in its place if it keeps a state, as far as a model has such layers.
         qkv: its query, key and value; one name if they are one.
@@ -47,6 +48,7 @@ class Family(NamedTuple):
     layers: str = "layers"
     final: str = "norm"
     head: str = "lm_head"
+    logit_factor: str = "logit_scale"
     attention: str = "self_attn"
     state: str = "linear_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -108,9 +110,23 @@ FAMILIES = {
     "Qwen3_5MoeForCausalLM": Family(gated=True),
     "GraniteForCausalLM": Family(),
     "Phi3ForCausalLM": Family(qkv=("qkv_proj",), gate="gate_up_proj", up=""),
+    "GemmaForCausalLM": Family(),
     "Gemma2ForCausalLM": Family(norms=_BOTH_SIDES),
     "Gemma3ForCausalLM": Family(norms=_BOTH_SIDES),
     "MinistralForCausalLM": Family(),
+    "SeedOssForCausalLM": Family(),
+    "CwmForCausalLM": Family(),
+    "OlmoForCausalLM": Family(),
+    "OlmoeForCausalLM": Family(),
+    "GraniteMoeForCausalLM": Family(mlp="block_sparse_moe"),
+    "ExaoneMoeForCausalLM": Family(rotates="is_sliding"),
+    "SolarOpenForCausalLM": Family(),
+    "MiniMaxM2ForCausalLM": Family(),
+    "HYV3ForCausalLM": Family(),
+    "MiniCPM3ForCausalLM": Family(latent=True),
+    "HyperCLOVAXForCausalLM": Family(
+        logit_factor="logits_scaling", norms=("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
+    ),
     "Ministral3ForCausalLM": Family(),
     "Llama4ForCausalLM": Family(
         mlp="feed_forward", interleaved=True, head_norms=("qk_norm", "qk_norm"), rotated_first=True

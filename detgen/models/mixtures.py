@@ -41,5 +41,11 @@ MIXTURES = {
     "Glm4MoeLiteMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Llama4TextMoe": Mixture(router="router", scoring=Scoring.SIGMOIDS_OF_PICKS, weighs_inputs=True),
     "HunYuanMoEV1Moe": Mixture(logits="wg", shared="shared_mlp"),
+    "OlmoeSparseMoeBlock": Mixture(),
+    "GraniteMoeMoE": Mixture(router="router", scoring=Scoring.OVER_PICKS),
+    "ExaoneMoeSparseMoEBlock": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "SolarOpenMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "MiniMaxM2SparseMoeBlock": Mixture(scoring=Scoring.SIGMOIDS),
+    "HYV3MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "GptOssMLP": Mixture(router="router", scoring=Scoring.OVER_PICKS, clamped=True),
 }

@@ -195,6 +195,43 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
     "starcoder2": lambda: hf.Starcoder2Config(**{**LLAMA, "intermediate_size": 97}, sliding_window=WINDOW),
 }
 
+# Families of one row, which take nothing that those above do not take.
+ROWS: dict[str, Callable[[], Any]] = {
+    "gemma": lambda: hf.GemmaConfig(**LLAMA, head_dim=18),
+    "seed_oss": lambda: hf.SeedOssConfig(**LLAMA, head_dim=18, attention_out_bias=True),
+    "cwm": lambda: hf.CwmConfig(
+        **LLAMA,
+        head_dim=18,
+        sliding_window=WINDOW,
+        layer_types=MIXED,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
+    "olmo": lambda: hf.OlmoConfig(**LLAMA),
+    "olmoe": lambda: hf.OlmoeConfig(**LLAMA, num_experts=6, num_experts_per_tok=3),
+    "granitemoe": lambda: hf.GraniteMoeConfig(
+        **{**LLAMA, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
+        **{"logits_scaling": 8.0, "num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "exaone_moe": lambda: hf.ExaoneMoeConfig(
+        **{**ROUTED, "head_dim": 18, "num_experts": 6, "n_group": 3, "topk_group": 2, "num_shared_experts": 2},
+        **{"sliding_window": WINDOW, "layer_types": MIXED},
+    ),
+    "solar_open": lambda: hf.SolarOpenConfig(
+        **{**ROUTED, "head_dim": 18, "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 0}
+    ),
+    "minimax_m2": lambda: hf.MiniMaxM2Config(**LLAMA, head_dim=18, num_local_experts=6, num_experts_per_tok=3),
+    "hy_v3": lambda: hf.HYV3Config(
+        **{**ROUTED, "head_dim": 18, "num_experts": 6, "num_shared_experts": 2, "router_scaling_factor": 2.5}
+    ),
+    "minicpm3": lambda: hf.MiniCPM3Config(
+        **{**LLAMA, **LATENT, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}
+    ),
+    "hyperclovax": lambda: hf.HyperCLOVAXConfig(
+        **{**LLAMA, "use_post_norm": True, "embedding_multiplier": 10.0, "residual_multiplier": 0.3},
+        **{"attention_multiplier": 0.1, "logits_scaling": 0.2},
+    ),
+}
+
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 48,
@@ -208,11 +245,11 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 0,
 }
 OWN_FORWARD: dict[str, Callable[[], Any]] = {
-    "gemma": lambda: hf.GemmaConfig(**SMALL, head_dim=12),
+    "gemma": lambda: hf.GemmaConfig(**SMALL, head_dim=12, hidden_act="quick_gelu"),
     "olmo": lambda: hf.OlmoConfig(**SMALL, clip_qkv=1.0),
     "nemotron": lambda: hf.NemotronConfig(**SMALL),
     "persimmon": lambda: hf.PersimmonConfig(**SMALL),
     "biogpt": lambda: hf.BioGptConfig(**SMALL),
     "vaultgemma": lambda: hf.VaultGemmaConfig(**SMALL, head_dim=12, sliding_window=40, final_logit_softcapping=2.0),
-    "olmoe": lambda: hf.OlmoeConfig(**SMALL, num_experts=5, num_experts_per_tok=2),
+    "olmoe": lambda: hf.OlmoeConfig(**SMALL, num_experts=5, num_experts_per_tok=2, clip_qkv=1.0),
 }

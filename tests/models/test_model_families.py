@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.engine_inputs import adversary
-from helpers.families import DESCRIBED, FALCON
+from helpers.families import DESCRIBED, FALCON, ROWS
 from helpers.oracle import Passes
 
 from detgen import Engine, EngineError, Request, SamplingParams
@@ -128,7 +128,26 @@ def test_agrees_with_generate(folder: Path, engine: Engine, reference: Any) -> N
 
     Of layers with states, transformers reads prompts in chunks, by which its own error is up to 2.2e-4 here.
     """
-    error, tie = (2e-5, 1e-4) if engine.canonical.cache.states is None else (3e-4, 3e-3)
+    check_agreement(folder, reference, *((2e-5, 1e-4) if engine.canonical.cache.states is None else (3e-4, 3e-3)))
+
+
+@pytest.mark.parametrize("family", ROWS)
+def test_a_family_of_one_row(family: str, random_model: Callable[..., Path], observe: Callable[..., Any]) -> None:
+    """The same, and equal bits in windows beside others."""
+    folder = random_model(ROWS[family]())
+    engine = Engine(target=folder, drafter="none", batch_size=1, kv_memory=2 << 20)
+    assert engine.profile()["arithmetic"] == "detgen-2"
+    alone = observe(engine, requests())
+    beside = observe(engine.with_settings(drafter=adversary, batch_size=6, draft_tokens=4), requests())
+    assert [key for key, one in alone.items() if beside[key].differs(one) is not None] == []
+    check_agreement(folder, alone, 2e-5, 1e-4)
+
+
+def check_agreement(folder: Path, reference: Any, error: float, tie: float) -> None:
+    """Compare what was generated with what transformers generates.
+
+    Logits may differ by `error` of the largest one, and tokens where the two best differ by less than `tie`.
+    """
     plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     model = auto_class(hf.AutoConfig.from_pretrained(folder)).from_pretrained(folder, **plain).eval()
     compared = 0
