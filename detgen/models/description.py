@@ -14,10 +14,11 @@ from torch import nn
 
 from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.kernels.decoder import StateShape
+from detgen.models.activations import activation_of
 from detgen.models.delta_nets import delta_net, delta_shape
 from detgen.models.families import FAMILIES, Family
 from detgen.models.latent import latent_of
-from detgen.models.mixtures import MIXTURES
+from detgen.models.mixtures import MIXTURES, routing_of
 from detgen.models.parts import (
     Attention,
     DeltaNet,
@@ -34,20 +35,8 @@ from detgen.models.rotary import Rotary, plain_rotary, rotary_of
 from detgen.models.stored import Read, Weight, held, turned, whole
 from detgen.models.tuning import tuning_of
 from detgen.models.wrappers import language_model
-from detgen.program.operands import Activation, Scoring
+from detgen.program.operands import Activation
 
-# What classes of activation modules compute.
-ACTIVATIONS = {
-    "SiLU": Activation.SILU,
-    "SiLUActivation": Activation.SILU,
-    "GELUTanh": Activation.GELU_TANH,
-    "PytorchGELUTanh": Activation.GELU_TANH,
-    "NewGELUActivation": Activation.GELU_TANH,
-    "GELU": Activation.GELU,
-    "GELUActivation": Activation.GELU,
-    "ReLU": Activation.RELU,
-    "BloomGelu": Activation.GELU_TANH,
-}
 # Classes of root-mean-square norms whose weights are added to 1.
 _ADDED_TO_ONE = {
     *("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"),
@@ -248,7 +237,7 @@ class Description:
     def _feed_forward(self, mlp: Any) -> FeedForward:
         family = self.family
         up = [self._linear(getattr(mlp, name)) for name in (family.gate, family.up) if name]
-        return FeedForward(up, bool(family.gate), _activation(mlp), self._linear(getattr(mlp, family.down)))
+        return FeedForward(up, bool(family.gate), activation_of(mlp), self._linear(getattr(mlp, family.down)))
 
     def _experts(self, mlp: Any) -> Experts:
         mixture = MIXTURES.get(type(mlp).__name__)
@@ -269,10 +258,10 @@ class Description:
             down=self._of_experts(experts, experts.down_proj),
             biases=biases,
             interleaved=not getattr(experts, "is_concatenated", True),
-            activation=Activation.SILU if mixture.clamped else _activation(experts),
+            activation=Activation.SILU if mixture.clamped else activation_of(experts),
             limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
             picks=int(router.top_k),
-            routing=_routing(mlp, router, mixture.scoring),
+            routing=routing_of(mlp, router, mixture.scoring),
             weighs_inputs=mixture.weighs_inputs,
             shared=shared,
         )
@@ -380,41 +369,6 @@ def _family(model: Any) -> Family | None:
     name = type(_module(model, path)).__name__
     found = FAMILIES.get(name) or FAMILIES.get(re.sub("(Text)?Model$", "ForCausalLM", name))
     return None if found is None else found._replace(inner=path)
-
-
-def _routing(mlp: Any, router: Any, scoring: Scoring) -> dict[str, Any]:
-    """See `Experts`."""
-    found: dict[str, Any] = {"scoring": scoring, "normalized": bool(getattr(router, "norm_topk_prob", True))}
-    if hasattr(router, "topk_method"):  # DeepSeek V2's
-        found |= {"normalized": False, "factor": float(router.routed_scaling_factor)}
-        if router.topk_method == "group_limited_greedy":
-            return found | {"groups": int(router.num_group), "best_groups": int(router.topk_group)}
-        if router.topk_method != "greedy":
-            raise UnknownError(f"experts by {router.topk_method}")
-        return found
-    if scoring == Scoring.SIGMOIDS_OF_PICKS:
-        return found | {"normalized": False}
-    if scoring != Scoring.SIGMOIDS:
-        return found
-    of = router if hasattr(router, "e_score_correction_bias") else mlp
-    groups, names = int(getattr(router, "num_group", 1)), ("routed_scaling_factor", "router_scaling_factor")
-    return found | {
-        "correction": of.e_score_correction_bias.detach().float(),
-        "groups": groups,
-        "best_groups": int(getattr(router, "topk_group", 1)),
-        "of_group": 2 if groups > 1 else 1,
-        "factor": float(next((getattr(router, name) for name in names if hasattr(router, name)), 1.0)),
-    }
-
-
-def _activation(module: Any) -> Activation:
-    found = next(
-        getattr(module, name) for name in ("act_fn", "activation_fn", "act", "gelu_impl") if hasattr(module, name)
-    )
-    name = type(found).__name__
-    if name not in ACTIVATIONS:
-        raise UnknownError(f"activation {name}")
-    return ACTIVATIONS[name]
 
 
 def _module(module: Any, path: str) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from detgen.models.parts import UnknownError
 from detgen.program.operands import Scoring
 
 
@@ -49,3 +50,32 @@ MIXTURES = {
     "HYV3MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "GptOssMLP": Mixture(router="router", scoring=Scoring.OVER_PICKS, clamped=True),
 }
+
+
+def routing_of(mlp: Any, router: Any, scoring: Scoring) -> dict[str, Any]:
+    """The fields of `Route` that say how a mixture's router chooses.
+
+    Raises:
+        UnknownError: if it chooses in another way.
+    """
+    found: dict[str, Any] = {"scoring": scoring, "normalized": bool(getattr(router, "norm_topk_prob", True))}
+    if hasattr(router, "topk_method"):  # DeepSeek V2's
+        found |= {"normalized": False, "factor": float(router.routed_scaling_factor)}
+        if router.topk_method == "group_limited_greedy":
+            return found | {"groups": int(router.num_group), "best_groups": int(router.topk_group)}
+        if router.topk_method != "greedy":
+            raise UnknownError(f"experts by {router.topk_method}")
+        return found
+    if scoring == Scoring.SIGMOIDS_OF_PICKS:
+        return found | {"normalized": False}
+    if scoring != Scoring.SIGMOIDS:
+        return found
+    of = router if hasattr(router, "e_score_correction_bias") else mlp
+    groups, names = int(getattr(router, "num_group", 1)), ("routed_scaling_factor", "router_scaling_factor")
+    return found | {
+        "correction": of.e_score_correction_bias.detach().float(),
+        "groups": groups,
+        "best_groups": int(getattr(router, "topk_group", 1)),
+        "of_group": 2 if groups > 1 else 1,
+        "factor": float(next((getattr(router, name) for name in names if hasattr(router, name)), 1.0)),
+    }

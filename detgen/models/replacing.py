@@ -24,7 +24,7 @@ from detgen.kernels.c.modules import (
     NativeNorm,
 )
 from detgen.kernels.c.quantizing import STORAGE
-from detgen.models.description import ACTIVATIONS
+from detgen.models.activations import ACTIVATIONS
 from detgen.models.lazy_weights import widened
 from detgen.models.rotary import rotary_of
 from detgen.models.stored import held
