@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from detgen.engine.answering import Answering
 from detgen.engine.request import Completion, Thought
 from detgen.engine.sequence import Sequence
 
 
-def completion_of(seq: Sequence, chunk: int | None, decode: Callable[[tuple[int, ...]], str]) -> Completion:
+def completion_of(
+    seq: Sequence, chunk: int | None, decode: Callable[[tuple[int, ...]], str], answering: Answering
+) -> Completion:
     """What became of a sequence.
 
     Args:
         seq: a sequence that ended.
         chunk: tokens of a chunk; None if the target does not think.
         decode: the text of a thought's tokens.
+        answering: takes answers apart.
     """
     if seq.error is not None:
         return Completion(
@@ -32,6 +36,7 @@ def completion_of(seq: Sequence, chunk: int | None, decode: Callable[[tuple[int,
         records=tuple(seq.records),
         drafts=seq.drafts,
         thoughts=None if chunk is None else tuple(_thoughts(seq, chunk, decode)),
+        answer=answering.answer(seq),
     )
 
 

@@ -16,6 +16,7 @@ from detgen.drafters.model import ModelDrafter
 from detgen.drafters.registry import Parts, available, drafter_of
 from detgen.drafters.self import SelfDrafter
 from detgen.engine import profiles
+from detgen.engine.answering import Answering
 from detgen.engine.asking import Prompt, numbered, requests_of
 from detgen.engine.chunks import Chunk, chunks_of
 from detgen.engine.completing import completion_of
@@ -82,6 +83,7 @@ class Engine:
         pieces: what its tokens stand for.
         stats: running totals.
         stopping: decides where sequences end.
+        answering: takes the answers of chats apart.
 
     Raises:
         EngineError: if a model cannot be loaded, is not supported, is not row-invariant here, or does not fit the
@@ -167,6 +169,7 @@ class Engine:
         self.config, self.tokenizer = config, target.tokenizer
         self.stats = EngineStats()
         self.stopping, self.pieces = Stopping(target.tokenizer), Pieces(lambda: target.tokenizer)
+        self.answering = Answering(target.tokenizer)
         self._prepared, self._target = prepared, target
         self._runner, *drafting = [p.counting() for p in prepared.runners]
         ahead = None
@@ -306,7 +309,7 @@ class Engine:
 
         def step() -> list[Completion]:
             self._decoding.committing.trace = trace
-            return [completion_of(seq, chunk, self.stopping.decode) for seq in self._decoding.step()]
+            return [completion_of(seq, chunk, self.stopping.decode, self.answering) for seq in self._decoding.step()]
 
         sequences = self._encoder.samples(numbered(requests), refused)
         return self._rounds.run(sequences, refused, step, self._decoding.committing.clear)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 from pydantic import Field
 
+from detgen.engine.answer import Answer
 from detgen.engine.showing import brief, call
 from detgen.engine.stats import DraftCounts
 from detgen.params import SamplingParams
@@ -36,6 +37,7 @@ class Request:
         messages: a chat, rendered with the tokenizer's chat template.
         token_ids: a tokenized prompt.
         tools: what a chat may call, given to the chat template.
+        tool_choice: whether it calls them: "auto" (the model decides) or "none" (what it writes is no call).
         chat_template_kwargs: further variables of the chat template.
         continue_final_message: whether a chat's last message, the assistant's, is continued rather than answered.
         params: how its tokens are chosen.
@@ -55,6 +57,7 @@ class Request:
     line: int | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tool_choice: str = "auto"
     continue_final_message: bool = False
     echo: bool = False
     only: tuple[int, ...] | None = None
@@ -169,6 +172,7 @@ class Completion:
         records: the sample's part of the acceptance log, by round and position.
         drafts: the counts of the records, by drafter.
         stop_reason: which of `stop` (a string) or `stop_token_ids` (an id) ended it; None if the model did, or nothing.
+        answer: of a chat, its parts: what the model thought, says and calls; None if it has no such parts.
         thoughts: of the chunks of prompt and completion that thought, in order; None if the model does not think.
         error: why the request could not run or the sample ended; None if it is a text.
     """
@@ -185,6 +189,7 @@ class Completion:
     thoughts: tuple[Thought, ...] | None = None
     error: str | None = None
     stop_reason: str | int | None = None
+    answer: Answer | None = None
 
     @property
     def refused(self) -> bool:

@@ -23,7 +23,7 @@ _DONE_HERE = (
 _OF_CHATS = ("apply_chat_template", "get_chat_template")
 _FACTS = (
     *("eos_token_id", "bos_token_id", "all_special_ids", "chat_template", "special_tokens_map"),
-    "clean_up_tokenization_spaces",
+    *("clean_up_tokenization_spaces", "response_template"),
 )
 _FILE = "tokenizer.json"
 
@@ -51,7 +51,7 @@ def facts_of(tokenizer: Any, place: Path) -> dict[str, Any] | None:
         for name in (*_DONE_HERE, *_OF_CHATS, "special_tokens_map")
     ):
         return None
-    facts = {name: getattr(tokenizer, name) for name in _FACTS}
+    facts = {name: getattr(tokenizer, name, None) for name in _FACTS}
     state = _unbound(Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())).to_str()
     file = place / _FILE
     as_stored = file.is_file() and _unbound(Tokenizer.from_file(str(file))).to_str() == state
@@ -83,6 +83,7 @@ class KeptTokenizer:
     chat_template: Any
     special_tokens_map: dict[str, str]
     clean_up_tokenization_spaces: bool
+    response_template: Any
 
     def __init__(self, facts: dict[str, Any], place: Path, load: Callable[[], Any]) -> None:
         for name in _FACTS:

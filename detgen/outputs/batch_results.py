@@ -25,6 +25,8 @@ from detgen.prompts import BadLine
 
 _IMPOSSIBLE = -9999.0  # in place of the logarithm of 0, as the API has it
 
+_PARTS = ("content", "reasoning_content", "tool_calls")
+
 
 class Results:
     """Makes the lines of a run's results.
@@ -95,11 +97,13 @@ class Results:
                 for entry in line["logprobs"]
             ]
             logprobs = {"content": entries, "refusal": None}
+        parts = {name: line[name] for name in _PARTS if name in line}
+        called = "tool_calls" in parts
         return {
             "index": line["sample"],
-            "message": {"role": "assistant", "content": line["text"], "refusal": None},
+            "message": {"role": "assistant", "content": line["text"], "refusal": None, **parts},
             "logprobs": logprobs,
-            "finish_reason": line["finish_reason"],
+            "finish_reason": "tool_calls" if called and line["finish_reason"] == "stop" else line["finish_reason"],
         }
 
     def _text_choice(self, line: Line) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from detgen.engine.answer import Answer
 from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion, Request, TokenRecord
 from detgen.engine.score_requests import Score, ScoreRequest
@@ -16,7 +17,7 @@ from detgen.outputs.records import ErrorLine, ScoreLine, TextLine, in_order
 from detgen.params import GUIDES, PARAMETERS
 from detgen.prompts import BadLine
 
-_CONTENT = ("prompt", "messages", "token_ids", "tools", "chat_template_kwargs", "continue_final_message")
+_CONTENT = ("prompt", "messages", "token_ids", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message")
 _NO_NUMBER = frozenset(("nan", "inf", "-inf"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -54,6 +55,8 @@ def output_line(completion: Completion | Score, pieces: Pieces) -> str:
         "seed": request.params.seed,
         "stop_reason": completion.stop_reason,
     }
+    if completion.answer is not None:
+        line |= _answered(completion, completion.answer)
     if completion.thoughts is not None:
         line["thoughts"] = [(thought.first, thought.text) for thought in completion.thoughts]
     if completion.logprobs is not None:
@@ -67,6 +70,27 @@ def output_line(completion: Completion | Score, pieces: Pieces) -> str:
             for token, entry in zip(completion.token_ids, completion.logprobs, strict=True)
         ]
     return _line(TextLine, line, request.metadata)
+
+
+def _answered(completion: Completion, answer: Answer) -> dict[str, Any]:
+    """The parts of an answer, as the message of the assistant has them in OpenAI's API.
+
+    The ids of calls have nine letters and digits, as the templates of some models demand.
+    """
+    parts: dict[str, Any] = {"content": answer.content}
+    if answer.reasoning_content is not None:
+        parts["reasoning_content"] = answer.reasoning_content
+    if answer.tool_calls:
+        asked = dump([completion.request.id, completion.sample])
+        parts["tool_calls"] = [
+            {
+                "id": hashlib.blake2b(f"{asked} {place}".encode(), digest_size=5).hexdigest()[:9],
+                "type": "function",
+                "function": call._asdict(),
+            }
+            for place, call in enumerate(answer.tool_calls)
+        ]
+    return parts
 
 
 def _score_line(score: Score, pieces: Pieces) -> str:

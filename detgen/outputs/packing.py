@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from detgen.engine.answer import Answer, ToolCall
 from detgen.engine.request import Completion, Request, Thought, TokenLogprobs, TokenRecord
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.stats import DraftCounts
@@ -71,6 +72,9 @@ def _unpacked(data: bytes, request: Request, sample: int) -> Completion | Score:
         values["logprobs"] = tuple(TokenLogprobs(own, tuple(map(tuple, top))) for own, top in values["logprobs"])
     if "thoughts" in values:
         values["thoughts"] = tuple(Thought(first, (), text) for first, text in values["thoughts"])
+    if "answer" in values:
+        thought, content, calls = values["answer"]
+        values["answer"] = Answer(thought, content, tuple(ToolCall(*call) for call in calls))
     known = [None if math.isnan(value) else value for value in floats]
     columns = [*values.pop("records", [[]] * len(_WHOLE)), known[: len(known) // 2], known[len(known) // 2 :]]
     records = tuple(map(TokenRecord._make, zip(*columns, strict=True)))

@@ -89,10 +89,36 @@ class TokenEntry(TypedDict):
 
 
 @_declared
+class CalledFunction(TypedDict):
+    """What a call calls."""
+
+    name: str
+    arguments: str
+
+
+@_declared
+class Call(TypedDict):
+    """A call of a tool, as OpenAI's API has it."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+@_declared
 class TextLine(Head, Echo):
     """A line of `outputs.jsonl`: a sample that is a text."""
 
     text: Annotated[str, Column(4, "string"), Field(description="the text, cut before a stop string")]
+    reasoning_content: NotRequired[
+        Annotated[str, Field(description="of an answer with parts: what the model thought, if it did")]
+    ]
+    content: NotRequired[
+        Annotated[str | None, Field(description="of an answer with parts: what it says; null if that is nothing")]
+    ]
+    tool_calls: NotRequired[
+        Annotated[list[Call], Field(description="of an answer with parts: the tools that it calls, if it does")]
+    ]
     token_ids: Annotated[list[_Count], Column(11, ["int64"]), Field(description="its tokens, the end included")]
     finish_reason: Annotated[
         Literal["stop", "length"],

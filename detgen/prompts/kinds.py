@@ -89,6 +89,10 @@ class ChatLine(Line):
         Field(min_length=1, description="The messages so far."),
     ]
     tools: Annotated[NotRequired[list[dict[str, Any]] | None], Field(description="What the model may call.")]
+    tool_choice: Annotated[
+        NotRequired[Literal["auto", "none"] | None],
+        Field(description="Whether the model may call them: auto, or none, which takes its text for no call."),
+    ]
     chat_template_kwargs: Annotated[
         NotRequired[dict[str, Any] | None], Field(description="Further variables of the chat template.")
     ]
@@ -138,7 +142,12 @@ class ScoredCompletions(TypedDict):
 CONTENTS = {"prompt": TextLine, "messages": ChatLine, "prompt_token_ids": TokensLine}
 SCORED = {"text": ScoredText, "completion": ScoredCompletion, "completions": ScoredCompletions}
 # The other keys of a chat, each with the value that asks for nothing.
-CHAT_KEYS: dict[str, Any] = {"tools": [], "chat_template_kwargs": {}, "continue_final_message": False}
+CHAT_KEYS: dict[str, Any] = {
+    "tools": [],
+    "tool_choice": "auto",
+    "chat_template_kwargs": {},
+    "continue_final_message": False,
+}
 assert CHAT_KEYS.keys() == ChatLine.__annotations__.keys() - {*Line.__annotations__, *CONTENTS}
 # The names of parameters in a line: other names, and all keys that decide something of a request.
 ALIASES = {alias: name for name, parameter in PARAMETERS.items() for alias in parameter.aliases}
@@ -169,6 +178,7 @@ _NEEDED = {
     "messages[].content[].type": "'text'",
     "method": "POST",
     "tools": "a list of objects",
+    "tool_choice": "auto or none",
     "messages[].tool_calls": "a list of objects",
     "bool_type": "true or false",
     "dict_type": "an object",

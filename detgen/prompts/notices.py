@@ -116,5 +116,5 @@ class _Seen:
 
 def _asked(request: Request) -> tuple[Any, ...]:
     """Everything that decides a sample."""
-    chat = (request.tools, request.chat_template_kwargs, request.continue_final_message)
+    chat = (request.tools, request.tool_choice, request.chat_template_kwargs, request.continue_final_message)
     return request.prompt, request.messages, request.token_ids, chat, request.params

@@ -134,7 +134,8 @@ def _content(record: dict[str, Any]) -> dict[str, Any]:
     if given[0] == "messages":
         return _chat(record)
     for key, empty in CHAT_KEYS.items():
-        if (value := record.get(key)) is not None and (value or type(value) is not type(empty)):
+        value = record.get(key)
+        if value is not None and value != empty and (value or type(value) is not type(empty)):
             raise RequestError(f'{key} needs messages; leave it out, or put it into "metadata" if it is no setting')
     return {"prompt": record["prompt"]} if given[0] == "prompt" else {"token_ids": tuple(record["prompt_token_ids"])}
 
@@ -146,10 +147,11 @@ def _chat(record: dict[str, Any]) -> dict[str, Any]:
         text = "".join(part["text"] for part in content) if isinstance(content, list) else content
         if last["role"] != "assistant" or not text.strip():
             raise RequestError("continue_final_message needs a last message of the assistant that has a text")
-    asked = {key: record.get(key) for key in ("messages", "tools", "chat_template_kwargs")}
+    asked = {key: record.get(key) for key in ("messages", "tools", "tool_choice", "chat_template_kwargs")}
     for key, value in asked.items():
         check_depth(key, value)
-    return {key: value or None for key, value in asked.items()} | {"continue_final_message": goes_on}
+    given = {key: value or None for key, value in asked.items()} | {"continue_final_message": goes_on}
+    return given | {"tool_choice": asked["tool_choice"] or "auto"}
 
 
 def _params(record: dict[str, Any], defaults: SamplingParams) -> SamplingParams:

@@ -69,7 +69,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "max_length": ((), "give max_tokens, which does not count the prompt"),
     "min_length": ((0,), "give min_tokens, which does not count the prompt"),
     "max_time": ((), "an output may not depend on time; give max_tokens"),
-    "tool_choice": (("auto", "none"), _TOOLS),
     "function_call": (("auto", "none"), _TOOLS),
     "functions": ((), "give tools"),
     "parallel_tool_calls": ((True,), _TOOLS),
@@ -100,7 +99,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 IN_BODY: dict[str, tuple[tuple[Any, ...], str]] = {
     "stream": ((False,), "results are written to a file"),
     "stream_options": ((), "results are written to a file"),
-    "tools": ((), "detgen does not parse tool calls from a text"),
     "modalities": ((["text"],), "detgen writes only text"),
     "audio": ((), "detgen writes only text"),
     "web_search_options": ((), "detgen does not search the web"),

@@ -16,6 +16,7 @@ from helpers.records import count_records
 from hypothesis import given
 from hypothesis import strategies as st
 
+from detgen.engine.answer import Answer, ToolCall
 from detgen.engine.request import Completion, Status, Thought, TokenLogprobs, TokenRecord
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.outputs.lines import acceptance_lines, output_line
@@ -51,9 +52,10 @@ def completions(draw: st.DrawFn) -> Completion:
     thoughts = draw(st.none() | st.lists(st.builds(Thought, _tokens, st.just(()), _texts), max_size=2).map(tuple))
     reason = draw(st.sampled_from(["stop", "length"]))
     counts = count_records(records)
-    return Completion(
-        request(3, n=2), 1, draw(_texts), tokens, reason, draw(_tokens), logprobs, tuple(records), counts, thoughts
-    )
+    calls = st.lists(st.builds(ToolCall, _texts, _texts), max_size=2).map(tuple)
+    answer = draw(st.none() | st.builds(Answer, st.none() | _texts, st.none() | _texts, calls))
+    head = request(3, n=2), 1, draw(_texts), tokens, reason, draw(_tokens), logprobs, tuple(records), counts
+    return Completion(*head, thoughts, answer=answer)
 
 
 @examples(100)

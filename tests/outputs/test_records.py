@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.completions import NUMBERED, completion, records, request
 
+from detgen.engine.answer import Answer, ToolCall
 from detgen.engine.request import Completion, Thought, TokenLogprobs
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.outputs.lines import acceptance_lines, output_line
@@ -25,12 +26,14 @@ from detgen.outputs.records import (
     parse_line,
 )
 
+ANSWER = Answer("hm", None, (ToolCall("f", '{"x": 1}'),))
+
 
 def whole() -> Completion:
     """With everything that a line may have."""
     asked = replace(request(4, metadata={"k": [1]}), echo=True)
     logprobs = (TokenLogprobs(-0.25, ((5, -0.25), (6, -2.0))), TokenLogprobs(float("-inf"), ()))
-    return Completion(asked, 2, "text", (5, 7), "stop", 3, logprobs, thoughts=(Thought(0, (1,), "x"),))
+    return Completion(asked, 2, "text", (5, 7), "stop", 3, logprobs, thoughts=(Thought(0, (1,), "x"),), answer=ANSWER)
 
 
 def score() -> Score:
@@ -60,9 +63,10 @@ def test_anything_else_is_none(raw: str) -> None:
     line: dict[str, Any] = json.loads(raw)
     assert not is_line({**line, "extra": 1})
     assert not is_line([line])
-    for name in line.keys() - {"prompt", "text", "metadata", "thoughts", "logprobs", "completion"}:
+    optional = {"prompt", "text", "metadata", "thoughts", "logprobs", "completion"}
+    for name in line.keys() - optional - {"reasoning_content", "content", "tool_calls"}:
         assert not is_line({key: value for key, value in line.items() if key != name}), name
-    for name in line.keys() - {"id", "logprob", "stop_reason"}:
+    for name in line.keys() - {"id", "logprob", "stop_reason", "content"}:
         assert not is_line({**line, name: None}), name
     for name in ("id", "sample", "index"):
         assert not is_line({**line, name: 1.5}), name

@@ -77,13 +77,18 @@ def test_messages_that_are_no_text_are_refused(tmp_path: Path, message: dict[str
 def test_what_the_template_is_given(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     last = {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}
-    keys = {"tools": tools, "chat_template_kwargs": {"enable_thinking": False}, "continue_final_message": True}
-    item = chat(tmp_path, USER, last, tool_choice="auto", **keys)
+    keys = {
+        "tools": tools,
+        "tool_choice": "none",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "continue_final_message": True,
+    }
+    item = chat(tmp_path, USER, last, **keys)
     assert isinstance(item, Request)
     assert {name: getattr(item, name) for name in keys} == keys
-    assert item.metadata == {"tool_choice": "auto"}
+    assert not item.metadata
     plain = chat(tmp_path, USER)
-    empty = {"tools": [], "chat_template_kwargs": {}, "continue_final_message": False}
+    empty = {"tools": [], "tool_choice": "auto", "chat_template_kwargs": {}, "continue_final_message": False}
     assert chat(tmp_path, USER, **empty) == plain
     assert chat(tmp_path, USER, **dict.fromkeys(empty)) == plain
 
@@ -99,7 +104,7 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
             {"continue_final_message": True},
             "continue_final_message needs a last message of the assistant that has a text",
         ),
-        ({"tool_choice": "required"}, "tool_choice is not supported: detgen cannot make a model call a tool; "),
+        ({"tool_choice": "required"}, "tool_choice must be auto or none, got 'required'"),
         ({"add_generation_prompt": False}, "add_generation_prompt is supported only as true here: "),
     ],
 )
@@ -118,7 +123,8 @@ def test_nothing_cannot_be_continued(tmp_path: Path, content: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("tools", [{}]), ("chat_template_kwargs", {"a": 1}), ("continue_final_message", True)]
+    ("key", "value"),
+    [("tools", [{}]), ("tool_choice", "none"), ("chat_template_kwargs", {"a": 1}), ("continue_final_message", True)],
 )
 @pytest.mark.parametrize("content", [{"prompt": "a"}, {"prompt_token_ids": [1]}])
 def test_settings_of_a_chat_need_one(tmp_path: Path, content: dict[str, Any], key: str, value: Any) -> None:

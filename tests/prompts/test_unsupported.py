@@ -68,8 +68,6 @@ def test_names_that_disagree_are_refused(tmp_path: Path, keys: dict[str, Any], r
         ("logits_processors", ["x"], None),
         ("prompt_logprobs", 0, False),
         ("prompt_logprobs", 1, None),
-        ("tool_choice", "required", "auto"),
-        ("tool_choice", {"type": "function"}, "none"),
         ("functions", [{"name": "f"}], []),
         ("reasoning_effort", "high", None),
         ("enable_thinking", False, None),

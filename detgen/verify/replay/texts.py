@@ -244,7 +244,9 @@ class TextReplay(Replay):
             seq.tokens = [*seq.tokens, *tokens]
         seq.text, seq.stop_reason = stopping.text(seq), stopping.reason(seq)
         thinking = self._engine.thinking
-        completion = completion_of(seq, None if thinking is None else thinking.chunk, stopping.decode)
+        completion = completion_of(
+            seq, None if thinking is None else thinking.chunk, stopping.decode, self._engine.answering
+        )
         self._compare(sample, completion, allow)
 
     def _compare(self, sample: _Sample, completion: Completion, allow: Allow = lambda *_: None) -> None:

@@ -1,0 +1,107 @@
+"""From the tokens of a chat's completion to the parts of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from detgen.engine.answer import MARKS, Answer, goes_on_thinking, take_apart, thinks, tool_call
+from detgen.engine.bounded import Bounded, BoundsError
+from detgen.engine.request import Request
+from detgen.engine.sequence import Sequence
+from detgen.params import GUIDES
+
+_TAIL = 16  # tokens of a prompt in which a mark at its end lies, with white space behind it
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # what response templates call it
+
+
+class Answering:
+    """Takes the answers of a model apart: by its tokenizer's response template, else by its chat template's marks.
+
+    Args:
+        tokenizer: the target's.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._marks = frozenset(i for i in self._special if str(tokenizer.convert_ids_to_tokens(i)) in MARKS)
+        self._parse: Callable[..., Any] | None = None
+        if getattr(tokenizer, "response_template", None) is not None:
+            self._parse = Bounded(self._parsed)  # a stranger's regular expressions
+
+    def answer(self, seq: Sequence) -> Answer | None:
+        """The parts of what a sequence answers, which ended; None if it is no chat, or has no parts."""
+        request = seq.request
+        if request.messages is None or not getattr(self._tokenizer, "chat_template", None):
+            return None
+        if self._parse is not None:
+            return self._by_template(seq, self._parse)
+        template = str(self._tokenizer.get_chat_template(tools=request.tools or None))
+        if not any(mark in template for mark in MARKS) and not request.tools:
+            return None
+        return take_apart(
+            template,
+            self._text(seq, self._marks),
+            opened=self._opened(template, seq),
+            closed=any(getattr(request.params, name) for name in GUIDES),
+            tools=_names(request),
+            calls=request.tool_choice != "none",
+        )
+
+    def _opened(self, template: str, seq: Sequence) -> bool:
+        """Whether the prompt ends inside a thought."""
+        request = seq.request
+        if request.continue_final_message and request.messages:
+            content = request.messages[-1].get("content") or ""
+            parts = content if isinstance(content, list) else [{"text": content}]
+            return goes_on_thinking(template, "\n".join(part["text"] for part in parts))
+        return thinks(template, self._decode(seq.tokens[max(seq.prompt_length - _TAIL, 0) : seq.prompt_length]))
+
+    def _text(self, seq: Sequence, special: frozenset[int]) -> str:
+        """The text with some special tokens, cut where the text is cut."""
+        completion = seq.tokens[seq.prompt_length :]
+        if not special.intersection(completion):
+            return seq.text
+        if completion[-1] in seq.request.params.stop_token_ids:
+            del completion[-1]
+        whole = self._decode([token for token in completion if token not in self._special])
+        text = self._decode([token for token in completion if token not in self._special or token in special])
+        cut = whole[len(seq.text) :]
+        return text.removesuffix(cut) if text.endswith(cut) else seq.text
+
+    def _by_template(self, seq: Sequence, parse: Callable[..., Any]) -> Answer | None:
+        request = seq.request
+        try:
+            prefix = self._decode(seq.tokens[: seq.prompt_length])
+            message = parse(self._text(seq, self._special), prefix=prefix, tools=request.tools or None)
+        except BoundsError:
+            return None
+        return _answer(message) if request.tool_choice != "none" or not message.get("tool_calls") else None
+
+    def _parsed(self, text: str, **given: Any) -> dict[str, Any]:
+        return dict(self._tokenizer.parse_response(text, **given))
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+
+def _answer(message: dict[str, Any]) -> Answer | None:
+    """The parts of a message that transformers made; None if it has none, or any that is none."""
+    thought = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    content = message.get("content")
+    calls = []
+    for each in message.get("tool_calls") or ():
+        function = each.get("function", each) if isinstance(each, dict) else {}
+        calls.append(tool_call(function.get("name"), function.get("arguments")))
+    found = tuple(call for call in calls if call is not None)
+    if len(found) < len(calls) or not all(isinstance(part, str | None) for part in (thought, content)):
+        return None
+    return None if thought is None and not found else Answer(thought, content or None, found)
+
+
+def _names(request: Request) -> frozenset[str]:
+    """The names of the tools of a request."""
+    functions = [each.get("function", each) for each in request.tools or ()]
+    return frozenset(str(each["name"]) for each in functions if isinstance(each, dict) and "name" in each)
