@@ -104,10 +104,10 @@ def _folder(name: str, place: Path) -> Known:
     if "quantization_config" not in settings:
         linear = sum(count for tensor, count in counts if _is_linear(tensor))
         plain = sum(count for _, count in counts) - linear
-        # A head that is the embedding is laid out for itself, and quantized; the embedding stays as it is.
+        # A head that is the embedding is one with it, unless it is quantized, which the embedding is not.
         head = 0 if any(_HEAD.search(t.name) for t in tensors) else sum(c for t, c in counts if _TABLE.search(t.name))
         for kind, bits in _BITS.items():
-            weights[kind] = round(((linear + head) * bits + plain * (bits if bits >= 16 else 32)) / 8)
+            weights[kind] = round((linear * bits + (plain * bits if bits >= 16 else head * bits + plain * 32)) / 8)
     text = settings.get("text_config") or settings
     if isinstance(kinds := text.get("layer_types"), list):  # some keep a state instead
         text = {**text, "num_hidden_layers": sum(kind != "linear_attention" for kind in kinds)}

@@ -14,6 +14,7 @@ from helpers.small_models import SIZES, made
 from detgen import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.generic.generic_decoder import Census
+from detgen.models.families import FAMILIES
 from detgen.models.loading import LoadedModel
 from detgen.runner import census, own_forward
 from detgen.runner.deep_forward import depth_of
@@ -57,6 +58,7 @@ def test_other_windows_are_found(
 def test_scales_by_the_place_in_a_pass_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 4 scales queries of some layers by how many rows are before them in the pass, not by their positions."""
     monkeypatch.setattr(census, "take_census", lambda *_: Census((), ""))  # which finds it, too
+    monkeypatch.delitem(FAMILIES, "Llama4ForCausalLM")  # whose steps have the factors of positions
     settings = {**SIZES, "head_dim": 16, "intermediate_size_mlp": 96, "moe_layers": [], "no_rope_layers": [1, 0]}
     for tuned in (False, True):
         config = hf.Llama4TextConfig(
