@@ -41,6 +41,9 @@ _EXPERTS = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<part>gate|up|down)_exps\.we
 _PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": ("down_proj", 0)}
 _CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is loaded
 _FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
+# Architectures whose joined queries, keys and values lie in another order there, or whose experts' corrections are not
+# taken over.
+_OTHERWISE = {"bloom", "falcon", "minimax-m2"}
 _ELSE = "give the model as a folder in the Hugging Face layout"
 
 
@@ -105,7 +108,7 @@ def empty_model(
     from detgen.models.gguf_quickly import quick_gguf
 
     model = without_weights(config, torch.float32)
-    if describe(model) is None:
+    if describe(model) is None or header.architecture in _OTHERWISE:
         raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {_ELSE}")
     processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
     with quick_gguf():

@@ -20,6 +20,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.commands import invoke
+from helpers.families import DESCRIBED, ROWS
 from helpers.gguf_files import made, plain_model, plain_tokenizer
 from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
@@ -36,6 +37,7 @@ from detgen.kernels.input_batch import Window
 from detgen.models.folders import model_files
 from detgen.models.gguf_header import check_gguf, read_header
 from detgen.models.gguf_kinds import NAMED
+from detgen.models.gguf_models import empty_model
 from detgen.models.gguf_quickly import QuickReader, quick_gguf
 from detgen.models.loading import LoadedModel, load_model, load_tokenizer
 from detgen.models.stored import Place, whole
@@ -415,6 +417,16 @@ def test_what_is_wrong_is_said_in_one_line(file: Path, tmp_path: Path, what: str
         load_model(path, "bad", "auto", "none")
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family"), [("bloom", "bloom"), ("falcon", "falcon_11b"), ("minimax-m2", "minimax_m2")]
+)
+def test_files_that_have_weights_in_another_order(file: Path, architecture: str, family: str) -> None:
+    """Their families run whole, but not by what such a file says."""
+    header = read_header(file, "other")._replace(architecture=architecture)
+    with pytest.raises(ValueError, match=f"architecture {architecture} are not read here"):
+        empty_model((DESCRIBED | ROWS)[family](), header, file)
 
 
 def test_settings_that_are_not_understood(folder: Path, tmp_path: Path) -> None:
