@@ -68,6 +68,18 @@ def take_apart(
     return Answer(thought, content or None, tuple(found))
 
 
+def spelling_of(template: str) -> tuple[tuple[str, str] | None, str | None]:
+    """The marks around a template's thoughts, and the one that tells how it spells calls; None where it has none."""
+    think = next((pair for pair in _THOUGHTS if pair[1] in template), None)
+    listed = _ARGUMENTS if _ARGUMENTS in template else _CALLS
+    if _CALL in template:
+        return think, _CALL
+    if _CALLS in template:
+        return think, listed
+    bare = _PYTHON in template or re.search(r'"name": function name,\s*"parameters"', template)
+    return think, _PYTHON if bare else None
+
+
 def thinks(template: str, prompt: str) -> bool:
     """Whether a prompt, or the end of one, ends with the mark after which the model thinks."""
     return any(end in template and prompt.rstrip().endswith(begin) for begin, end in _THOUGHTS)

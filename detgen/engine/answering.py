@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -37,26 +38,35 @@ class Answering:
             return None
         if self._parse is not None:
             return self._by_template(seq, self._parse)
-        template = str(self._tokenizer.get_chat_template(tools=request.tools or None))
+        template = self.template(request)
         if not any(mark in template for mark in MARKS) and not request.tools:
             return None
         return take_apart(
             template,
             self._text(seq, self._marks),
-            opened=self._opened(template, seq),
+            opened=self.opened(template, request, seq.tokens[: seq.prompt_length]),
             closed=any(getattr(request.params, name) for name in GUIDES),
             tools=_names(request),
             calls=request.tool_choice != "none",
         )
 
-    def _opened(self, template: str, seq: Sequence) -> bool:
-        """Whether the prompt ends inside a thought."""
-        request = seq.request
+    def template(self, request: Request) -> str:
+        """The template of a chat."""
+        return str(self._tokenizer.get_chat_template(tools=request.tools or None))
+
+    def spelled(self, mark: str) -> str:
+        """A mark in llguidance's grammars: a text, or a special token, which no text is."""
+        of = self._tokenizer.convert_ids_to_tokens
+        token = next((token for token in sorted(self._marks) if str(of(token)) == mark), None)
+        return json.dumps(mark) if token is None else f"<[{token}]>"
+
+    def opened(self, template: str, request: Request, prompt: list[int]) -> bool:
+        """Whether the prompt of a chat, given as token ids, ends inside a thought."""
         if request.continue_final_message and request.messages:
             content = request.messages[-1].get("content") or ""
             parts = content if isinstance(content, list) else [{"text": content}]
             return goes_on_thinking(template, "\n".join(part["text"] for part in parts))
-        return thinks(template, self._decode(seq.tokens[max(seq.prompt_length - _TAIL, 0) : seq.prompt_length]))
+        return thinks(template, self._decode(prompt[-_TAIL:]))
 
     def _text(self, seq: Sequence, special: frozenset[int]) -> str:
         """The text with some special tokens, cut where the text is cut."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from detgen.engine.answering import Answering
 from detgen.engine.bounded import Bounded
+from detgen.engine.calling import grammar_of
 from detgen.engine.lengths import LeastTokens
 from detgen.engine.rendering import chat_renderer, render_chat
 from detgen.engine.request import Completion, Request
@@ -27,17 +29,18 @@ class Encoder:
         target: has the tokenizer, the vocabulary and the context.
         scheduler: says how long a sequence may get in the KV caches.
         device: "cpu" or "cuda", where tokens are chosen.
+        answering: knows what the chat template is like.
 
     Attributes:
         render: applies the tokenizer's chat template.
         tokenize: gives the token ids of texts.
     """
 
-    def __init__(self, target: LoadedModel, scheduler: Scheduler, device: str) -> None:
+    def __init__(self, target: LoadedModel, scheduler: Scheduler, device: str, answering: Answering) -> None:
         self.render = chat_renderer(target.tokenizer)
         self.tokenize = Tokenize(target.tokenizer, target.name)
         self._target = target
-        self._device = device
+        self._device, self._answering = device, answering
         self._scheduler = scheduler
         self._least_tokens = LeastTokens(target.tokenizer)
         self._structures = Structures(target.tokenizer, target.name, target.vocabulary, target.eos)
@@ -69,7 +72,10 @@ class Encoder:
             )
         request.params.check_ids(self._target.vocabulary)
         check_filters(request.params, self._device)
-        eos, structure = self._target.eos, self._structures.of(request.params)
+        calls = None
+        if request.messages is not None:
+            calls = grammar_of(request, tokens, self._answering)
+        eos, structure = self._target.eos, self._structures.of(request.params, calls)
         return (Sequence(request, i, list(tokens), len(tokens), limit, eos, structure) for i in request.wanted)
 
     def encode(self, request: Request) -> list[int]:

@@ -195,7 +195,7 @@ class Engine:
             *(turns, self._scheduler, self.stats),
             *(self._runner, drafting, config.threads),
         )
-        self._encoder = Encoder(target, self._scheduler, self._runner.device.type)
+        self._encoder = Encoder(target, self._scheduler, self._runner.device.type, self.answering)
         self._score_encoder = ScoreEncoder(target, self._scheduler, self._encoder)
         self._scoring = Scoring(self._runner, self._scheduler, self.stats, ahead)
         self._parts = Parts(self._model, self._runner.cost, MOST_ROWS, config.draft_tokens, own)

@@ -37,7 +37,8 @@ class Request:
         messages: a chat, rendered with the tokenizer's chat template.
         token_ids: a tokenized prompt.
         tools: what a chat may call, given to the chat template.
-        tool_choice: whether it calls them: "auto" (the model decides) or "none" (what it writes is no call).
+        tool_choice: whether it calls them: "auto" (the model decides), "none" (what it writes is no call),
+            "required", or the one that it must call, as the OpenAI API names it.
         chat_template_kwargs: further variables of the chat template.
         continue_final_message: whether a chat's last message, the assistant's, is continued rather than answered.
         params: how its tokens are chosen.
@@ -57,7 +58,7 @@ class Request:
     line: int | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tool_choice: str = "auto"
+    tool_choice: str | dict[str, Any] = "auto"
     continue_final_message: bool = False
     echo: bool = False
     only: tuple[int, ...] | None = None

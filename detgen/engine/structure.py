@@ -20,7 +20,7 @@ from detgen.params import GUIDES, SamplingParams
 _KEPT = 64  # structures that are kept for requests to come, and masks of a sequence's last positions
 # JSON is written as Python's json.dumps does: with free white space, a model that is not sure can go on with it for
 # ever. What llguidance does not know is refused, not ignored.
-_JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 _STATES = 50_000  # of a lexer, each of one or two kilobytes; all else is bounded by the limits that llguidance has
 # For a mask, so much that the states end first: what was used before costs none, so this limit depends on the past.
 _FUEL = 100_000_000
@@ -42,18 +42,25 @@ class Structures:
         self._known: OrderedDict[tuple[str, Any], Structure] = OrderedDict()
         self._own: Any = None
 
-    def of(self, params: SamplingParams) -> Structure | None:
+    def of(self, params: SamplingParams, calls: str | None = None) -> Structure | None:
         """What a request's text must be; None if it is free.
+
+        Args:
+            params: the request's.
+            calls: the grammar of its calls, if it must call a tool.
 
         Raises:
             RequestError: it cannot be compiled, or not with this tokenizer; gives llguidance's reason.
         """
         name = next((name for name in GUIDES if getattr(params, name)), None)
+        if calls is not None and name is not None:
+            raise RequestError(f"both tool_choice and {name} say what the text must be; give one of them")
+        name, value = ("tool_choice", calls) if calls is not None else (name, getattr(params, name or "", None))
         if name is None:
             return None
         if params.ignore_eos:
             raise RequestError(f"ignore_eos cannot be with {name}: a text that fits ends")
-        key = name, getattr(params, name)
+        key = name, value
         found = self._known.pop(key, None) or Structure(name, self._compiler(*key), self._eos)
         self._known[key] = found
         if len(self._known) > _KEPT:
@@ -66,9 +73,9 @@ class Structures:
 
         try:
             if name == "guided_json":
-                grammar = LLMatcher.grammar_from_json_schema(value, overrides=_JSON)
+                grammar = LLMatcher.grammar_from_json_schema(value, overrides=JSON)
             else:
-                kind: Any = name.removeprefix("guided_")
+                kind: Any = "grammar" if name == "tool_choice" else name.removeprefix("guided_")
                 grammar = grammar_from(kind, json.dumps(value) if kind == "choice" else value)
         except Exception as error:  # its converter may raise anything
             raise RequestError(f"{name} is refused: {_line(str(error))}") from None

@@ -184,7 +184,11 @@ def request_digest(request: Request) -> str:
 
 def _guided_by(request: Request) -> dict[str, str]:
     """The library and the version that decide what fits, where the request says what its text must be."""
-    return {"llguidance": version("llguidance")} if any(getattr(request.params, name) for name in GUIDES) else {}
+    return (
+        {"llguidance": version("llguidance")}
+        if request.tool_choice not in ("auto", "none") or any(getattr(request.params, name) for name in GUIDES)
+        else {}
+    )
 
 
 def content_digest(request: Request) -> str | None:

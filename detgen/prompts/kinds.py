@@ -90,8 +90,8 @@ class ChatLine(Line):
     ]
     tools: Annotated[NotRequired[list[dict[str, Any]] | None], Field(description="What the model may call.")]
     tool_choice: Annotated[
-        NotRequired[Literal["auto", "none"] | None],
-        Field(description="Whether the model may call them: auto, or none, which takes its text for no call."),
+        NotRequired[Literal["auto", "none", "required"] | dict[str, Any] | None],
+        Field(description="Whether the model may call them, or must: auto, none, required, or the one to be called."),
     ]
     chat_template_kwargs: Annotated[
         NotRequired[dict[str, Any] | None], Field(description="Further variables of the chat template.")
@@ -178,7 +178,7 @@ _NEEDED = {
     "messages[].content[].type": "'text'",
     "method": "POST",
     "tools": "a list of objects",
-    "tool_choice": "auto or none",
+    "tool_choice": "auto, none, required or an object that names a function",
     "messages[].tool_calls": "a list of objects",
     "bool_type": "true or false",
     "dict_type": "an object",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from detgen.engine.calling import called, functions
 from detgen.engine.request import Request
 from detgen.engine.score_requests import ScoreRequest
 from detgen.errors import RequestError
@@ -151,6 +152,7 @@ def _chat(record: dict[str, Any]) -> dict[str, Any]:
     for key, value in asked.items():
         check_depth(key, value)
     given = {key: value or None for key, value in asked.items()} | {"continue_final_message": goes_on}
+    called(asked["tool_choice"], list(functions(asked["tools"])))
     return given | {"tool_choice": asked["tool_choice"] or "auto"}
 
 

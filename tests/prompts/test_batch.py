@@ -131,7 +131,7 @@ def test_other_keys_of_the_line_are_metadata(tmp_path: Path) -> None:
         (completion(logprobs=True), "logprobs must be a whole number from 0 to 100, got True"),
         (completion(top_logprobs=3), "top_logprobs is called logprobs here"),
         (chat(stream=True), "stream is not supported: results are written to a file; leave it out"),
-        (chat(tool_choice="required"), "tool_choice must be auto or none"),
+        (chat(tool_choice="required"), "tool_choice needs tools that are functions with a name"),
         (chat(response_format={"type": "grammar"}), "response_format must have a type text, json_object"),
         (chat(modalities=["text", "audio"]), "modalities is not supported: detgen writes only text"),
         (chat(audio={"voice": "v"}), "audio is not supported: detgen writes only text"),

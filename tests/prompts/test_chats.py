@@ -104,7 +104,13 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
             {"continue_final_message": True},
             "continue_final_message needs a last message of the assistant that has a text",
         ),
-        ({"tool_choice": "required"}, "tool_choice must be auto or none, got 'required'"),
+        ({"tool_choice": "required"}, "tool_choice needs tools that are functions with a name"),
+        ({"tool_choice": "any"}, "tool_choice must be auto, none, required or an object that names a function, got"),
+        ({"tool_choice": {"type": "f"}}, 'tool_choice must be auto, none, required or {"type": "function"'),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [{"name": "f"}]},
+            "tool_choice names 'g', which is not among tools: f",
+        ),
         ({"add_generation_prompt": False}, "add_generation_prompt is supported only as true here: "),
     ],
 )

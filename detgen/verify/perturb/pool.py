@@ -182,7 +182,7 @@ class Pool:
             changes["min_tokens"] = min(changes["min_tokens"], request.params.max_tokens)
             changes["stop_token_ids"] = common[-1:]
             changes["logit_bias"] = dict.fromkeys(common, 1.0)
-        if any(getattr(request.params, name) for name in GUIDES):
+        if request.tool_choice not in ("auto", "none") or any(getattr(request.params, name) for name in GUIDES):
             changes.pop("ignore_eos", None)  # such a text ends
         if "seed" in changes:
             changes["seed"] += request.index

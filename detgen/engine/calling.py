@@ -1,0 +1,121 @@
+"""What a text must be that calls a tool: a grammar of the markers of the chat template, for llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from detgen.engine.answer import spelling_of
+from detgen.engine.answering import Answering
+from detgen.engine.request import Request
+from detgen.engine.structure import JSON
+from detgen.errors import RequestError
+
+_NEEDED = 'auto, none, required or {"type": "function", "function": {"name": "..."}}'
+# Reasoning, where the template has it, and the line breaks behind it.
+_REASON = """
+breaks: /\\n{0,2}/
+reason%s: /(.|\\n)*/
+"""
+
+
+def called(choice: Any, names: list[str]) -> list[str]:
+    """The tools of which a text must call one.
+
+    Args:
+        choice: `tool_choice`, as the OpenAI API has it.
+        names: of the tools that there are.
+
+    Raises:
+        RequestError: it is none, there are no tools, or not the one that it names.
+    """
+    if choice in (None, "auto", "none"):
+        return []
+    name = None
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, dict) else None
+    if choice != "required" and not isinstance(name, str):
+        raise RequestError(f"tool_choice must be {_NEEDED}, got {json.dumps(choice)[:80]}")
+    if not names:
+        raise RequestError("tool_choice needs tools that are functions with a name")
+    if name is not None and name not in names:
+        raise RequestError(f"tool_choice names {name!r}, which is not among tools: {', '.join(names)}")
+    return names if name is None else [name]
+
+
+def functions(tools: list[dict[str, Any]] | None) -> dict[str, dict[str, Any]]:
+    """The functions among the tools of a chat, by name."""
+    found = [tool.get("function", tool) for tool in tools or ()]
+    return {each["name"]: each for each in found if isinstance(each, dict) and isinstance(each.get("name"), str)}
+
+
+def grammar_of(request: Request, prompt: list[int], answering: Answering) -> str | None:
+    """What a request's text must be for its `tool_choice`; None if it need not call a tool.
+
+    Args:
+        request: a chat.
+        prompt: the token ids of it.
+        answering: knows the template.
+
+    Raises:
+        RequestError: the template spells calls in no way that is known here, or the choice is wrong.
+    """
+    tools = functions(request.tools)
+    names = called(request.tool_choice, list(tools))
+    if not names:
+        return None
+    think, kind = spelling_of(template := answering.template(request))
+    if kind is None:
+        raise RequestError(
+            "tool_choice needs a chat template that spells calls in a way that detgen knows (docs/answers.md);"
+            " leave it out, or make it auto"
+        )
+    schemas = {name: json.dumps(_schema(name, tools[name])) for name in names}
+    many = request.tool_choice == "required"
+    text = _calls(kind, schemas, answering.spelled, many=many)
+    if think is None:
+        return f"start: calls\n{text}"
+    begin, end = (answering.spelled(mark) for mark in think)
+    ends_itself = end.startswith('"')  # else it is a special token, which no expression matches
+    reason = _REASON % (f"[suffix={end}]" if ends_itself else "")
+    thought = "reason breaks" if ends_itself else f"reason {end} breaks"
+    opened = answering.opened(template, request, prompt)
+    begins = f"thought: {thought}" if opened else f"thought: ({begin} {thought})?"
+    return f"start: thought calls\n{begins}\n{reason}{text}"
+
+
+def _calls(kind: str, schemas: dict[str, str], spelled: Callable[[str], str], *, many: bool) -> str:
+    """The rule `calls` and those that it needs, for arguments of these schemas by the names of their tools."""
+    if kind == "<tool_call>":
+        more = r' ("\n" call)*' if many else ""
+        call = rf'call: {spelled(kind)} "\n" object "\n" {spelled("</tool_call>")}'
+        return f"calls: call{more}\n{call}\n{_objects(schemas, 'arguments')}"
+    if kind == "[ARGS]":
+        each = " | ".join(f"{json.dumps(name)} {spelled(kind)} p{i}" for i, name in enumerate(schemas))
+        return f"calls: call{'+' * many}\ncall: {spelled('[TOOL_CALLS]')} ({each})\n{_parameters(schemas)}"
+    if kind == "[TOOL_CALLS]":
+        more = ' (", " object)*' if many else ""
+        return f'calls: {spelled(kind)} "[" object{more} "]"\n{_objects(schemas, "arguments")}'
+    return f"calls: object\n{_objects(schemas, 'parameters')}"  # one, as Llama's templates ask for
+
+
+def _objects(schemas: dict[str, str], arguments: str) -> str:
+    """The rule `object` of a call of one of the tools."""
+    each = []
+    for i, name in enumerate(schemas):
+        head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{arguments}": '
+        each.append(f'{json.dumps(head, ensure_ascii=False)} p{i} "}}"')
+    return f"object: {' | '.join(each)}\n{_parameters(schemas)}"
+
+
+def _parameters(schemas: dict[str, str]) -> str:
+    return "".join(f"p{i}: %json {schema}\n" for i, schema in enumerate(schemas.values()))
+
+
+def _schema(name: str, function: dict[str, Any]) -> dict[str, Any]:
+    given = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(given, dict) or given.get("type", "object") != "object":
+        raise RequestError(f"tool_choice needs parameters of {name} that are a schema of an object")
+    return {**given, "type": "object", "x-guidance": JSON}
