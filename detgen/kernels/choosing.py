@@ -6,13 +6,13 @@ docs/numerics.md. Logits are float32 on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from detgen.kernels.c.layout import CANDIDATES, Best, Draws, Judged, Rows
+from detgen.kernels.c.layout import CANDIDATES, Best, Draws, Judged, Masked, Rows
 from detgen.kernels.c.library import best_build
 
 _FIELDS = frozenset(name for name, *_ in Draws._fields_)
@@ -47,6 +47,24 @@ def best(logits: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
     of = _rows(logits, None, logits.numel() > _LARGE)
     best_build().best(Best(of=of, tokens=tokens.data_ptr(), leads=leads.ctypes.data))
     return tokens, leads
+
+
+def masked(logits: torch.Tensor, masks: Sequence[np.ndarray | None]) -> torch.Tensor:
+    """Copies of the rows, in which entries that a mask does not allow are -inf, but NaN; float32 [rows, vocabulary].
+
+    Args:
+        logits: [rows, vocabulary].
+        masks: of each row, uint8, a bit an entry, the lowest bit of a byte first, those behind its end not allowed;
+            None where all are.
+    """
+    logits = _by_rows(logits)
+    copies = torch.empty(logits.shape)
+    kept = [None if mask is None else np.ascontiguousarray(mask) for mask in masks]
+    places = np.array([0 if mask is None else mask.ctypes.data for mask in kept], np.uint64)
+    sizes = np.array([0 if mask is None else len(mask) for mask in kept], np.int64)
+    of = _rows(logits, None, logits.numel() > _LARGE // 4)
+    best_build().mask(Masked(of, places.ctypes.data, sizes.ctypes.data, copies.data_ptr()))
+    return copies
 
 
 def logprobs(

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from detgen.kernels import choosing
+
 _NO_IDS, _NO_TERMS = np.zeros(0, np.int64), np.zeros((5, 0), np.float32)
 _ROOM = 64  # entries for which an adjuster has room at first, beside those that it knows
 
@@ -261,37 +263,36 @@ class Adjuster:
 
 
 @contextmanager
-def adjusted(logits: torch.Tensor, adjustments: Sequence[Adjustment | None]) -> Iterator[None]:
-    """Within it, rows are adjusted; after it, they have their own bits again.
+def adjusted(logits: torch.Tensor, adjustments: Sequence[Adjustment | None]) -> Iterator[torch.Tensor]:
+    """The rows as they are adjusted, float32 [rows, vocabulary], within it; after it, `logits` have their own bits.
 
     Args:
-        logits: float32 [rows, vocabulary], changed where they are: nothing is copied but the entries that change.
+        logits: float32 [rows, vocabulary], copied where there are masks, else changed in the meantime, since only a few
+            entries are.
         adjustments: one per row; ids that the rows do not have, since a draft model may have fewer, are left out.
     """
     some = [(row, a) for row, a in enumerate(adjustments) if a is not None]
     if not some:
-        yield
+        yield logits
         return
-    masked = [(row, a.mask) for row, a in some if a.mask is not None]
-    whole = [logits[row].clone() for row, _ in masked]
     rows = np.repeat([row for row, _ in some], [len(a.ids) for _, a in some]).astype(np.int64)
     ids, terms = np.concatenate([a.ids for _, a in some]), np.concatenate([a.terms for _, a in some], 1)
     if ids.max(initial=0) >= logits.shape[1]:
         there = ids < logits.shape[1]
         rows, ids, terms = rows[there], ids[there], terms[:, there]
     place = _on(logits, rows), _on(logits, ids)
+    masks = [None if a is None or a.mask is None else a.mask.bits for a in adjustments]
     with torch.inference_mode():  # logits of a pass cannot be changed outside of it
-        own = logits[place]
-        logits[place] = _apply(own, _on(logits, terms))
-        for row, mask in masked:
-            torch.minimum(logits[row], _most(logits, mask), out=logits[row])
+        # What is not allowed is -inf whatever else is done to it.
+        changed = choosing.masked(logits, masks) if any(mask is not None for mask in masks) else logits
+        own = changed[place]
+        changed[place] = _apply(own, _on(logits, terms))
     try:
-        yield
+        yield changed
     finally:
-        with torch.inference_mode():
-            logits[place] = own
-            for (row, _), before in zip(masked, whole, strict=True):
-                logits[row] = before
+        if changed is logits:
+            with torch.inference_mode():
+                logits[place] = own
 
 
 def adjusted_row(row: torch.Tensor, adjustment: Adjustment | None) -> torch.Tensor:

@@ -190,8 +190,8 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> 
         choices = Choices.of(choices)
     if choices.adjustments is None:
         return _choose(logits, choices)
-    with adjusted(logits, choices.adjustments):
-        return _choose(logits, choices)
+    with adjusted(logits, choices.adjustments) as changed:
+        return _choose(changed, choices)
 
 
 def scored(logits: torch.Tensor, choices: Choices | None) -> Scores | None:

@@ -143,3 +143,23 @@ def test_threads_share_large_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         torch.set_num_threads(threads)
     assert own[0].tobytes() == shared[0].tobytes()
+
+
+@examples(60)
+@given(
+    rows=st.lists(st.none() | st.tuples(st.integers(0, 40), st.integers(0, 2**32 - 1)), min_size=1, max_size=5),
+    width=st.sampled_from([1, 63, 64, 65, 300]),
+)
+def test_masks(rows: list[tuple[int, int] | None], width: int) -> None:
+    """What a mask does not allow, or does not reach, is -inf; NaN stays, and so do rows without a mask."""
+    x = torch.randn(len(rows), 2 * width)[:, :width]
+    x[:, ::7] = torch.nan
+    before = x.clone()
+    masks = [None if row is None else np.random.default_rng(row[1]).bytes(row[0]) for row in rows]
+    found = choosing.masked(x, [None if mask is None else np.frombuffer(mask, np.uint8) for mask in masks])
+    for row, own, mask in zip(found, before, masks, strict=True):
+        for i in range(width):
+            allowed = mask is None or (i // 8 < len(mask) and mask[i // 8] >> i % 8 & 1)
+            want = own[i] if allowed or own[i].isnan() else torch.tensor(-torch.inf)
+            assert row[i].view(torch.int32) == want.view(torch.int32)
+    assert torch.equal(x.nan_to_num(), before.nan_to_num())

@@ -65,8 +65,10 @@ def test_rows_are_those_of_the_reference(rows: list[tuple[Penalties, list[int], 
     x = logits(len(rows), seed=seed)
     before = x.clone()
     adjustments = [Adjuster(penalties, prompt).after(completion) for penalties, prompt, completion in rows]
-    with adjusted(x, adjustments):
-        for row, own, adjustment, (penalties, prompt, completion) in zip(x, before, adjustments, rows, strict=True):
+    with adjusted(x, adjustments) as changed:
+        for row, own, adjustment, (penalties, prompt, completion) in zip(
+            changed, before, adjustments, rows, strict=True
+        ):
             want = reference(own, penalties, prompt, completion)
             assert same_bits(row + 0.0, want + 0.0)  # the reference adds nothing to zeros, which may be negative
             assert same_bits(adjusted_row(own, adjustment), row)
@@ -97,8 +99,8 @@ def test_masks_are_those_of_the_reference(
         for (penalties, prompt, completion, _), m in zip(rows, masks, strict=True)
     ]
     wide = [torch.cat([row, torch.zeros(max(WIDTH - width, 0))]) for row in before]
-    with adjusted(x, adjustments):
-        for row, own, adjustment, given, m in zip(x, wide, adjustments, rows, masks, strict=True):
+    with adjusted(x, adjustments) as changed:
+        for row, own, adjustment, given, m in zip(changed, wide, adjustments, rows, masks, strict=True):
             want = reference(own, *given[:3], m)[:width]
             assert same_bits(without_nan(row), without_nan(want))
             if width >= WIDTH:  # only a draft model's are narrower

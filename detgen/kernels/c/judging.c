@@ -1,6 +1,7 @@
-/* The best entry of each row, and log-probabilities; docs/numerics.md states the order of their sums. */
+/* Rows as masks leave them, the best entry of each, and log-probabilities; docs/numerics.md states the order of their sums. */
 
 #include <stdatomic.h>
+#include <string.h>
 
 #include "logits.h"
 #include "pool.h"
@@ -76,6 +77,37 @@ static void best_rows(void *of, int thread) {
 void best(const Best *b) {
     Progress progress = {b, 0};
     together(best_rows, &progress, (int)b->of.threads);
+}
+
+static void mask_rows(void *of, int thread) {
+    Progress *progress = of;
+    const Masked *m = progress->of;
+    const int64_t n = m->of.vocabulary;
+    (void)thread;
+    for (int64_t i; (i = atomic_fetch_add(&progress->next, 1)) < m->of.count;) {
+        const float *x = row_of(&m->of, i);
+        float *to = m->to + i * n;
+        const uint8_t *bits = m->masks[i];
+        if (!bits) {
+            memcpy(to, x, n * sizeof *to);
+            continue;
+        }
+        for (int64_t j = 0; j < n; j += SIDE) {
+            const int64_t some = n - j < SIDE ? n - j : SIDE, left = m->sizes[i] - j / 8;
+            uint64_t allowed = 0;
+            for (int64_t b = 0; b < SIDE / 8 && b < left; b++) allowed |= (uint64_t)bits[j / 8 + b] << 8 * b;
+            if (some == SIDE)
+                for (int l = 0; l < SIDE; l++) to[j + l] = allowed >> l & 1 || x[j + l] != x[j + l] ? x[j + l] : -INFINITY;
+            else
+                for (int l = 0; l < some; l++) to[j + l] = allowed >> l & 1 || x[j + l] != x[j + l] ? x[j + l] : -INFINITY;
+        }
+    }
+}
+
+/* Copies rows; entries that are not allowed become -inf, but NaN. */
+void mask(const Masked *m) {
+    Progress progress = {m, 0};
+    together(mask_rows, &progress, (int)m->of.threads);
 }
 
 /* The logarithm of the sum of e^(x - top), as score.h adds it up. */

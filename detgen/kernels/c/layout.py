@@ -142,6 +142,16 @@ class Best(ctypes.Structure):
     _fields_ = (("of", Rows), ("tokens", _OUT_NUMBERS), ("leads", _OUT_DOUBLES))
 
 
+class Masked(ctypes.Structure):
+    """Takes rows as masks leave them.
+
+    `masks`: [count], bits of each row, the lowest of a byte first; null where all entries stay. `sizes`: [count], bytes
+    of each; entries behind them are not allowed. `to`: [count, vocabulary].
+    """
+
+    _fields_ = (("of", Rows), ("masks", _pointer("const uint8_t *const")), ("sizes", _NUMBERS), ("to", _ENTRIES))
+
+
 class Judged(ctypes.Structure):
     """Takes log-probabilities of rows.
 
@@ -214,6 +224,7 @@ _STRUCTURES: tuple[Any, ...] = (
     Pass,
     Rows,
     Best,
+    Masked,
     Judged,
     Draws,
     Chain,

@@ -50,6 +50,7 @@ def build(name: str) -> ctypes.CDLL | None:
             found.run_pass.argtypes = [ctypes.POINTER(layout.Program), ctypes.POINTER(Pass)]
             found.run_chain.argtypes = [*found.run_pass.argtypes, ctypes.POINTER(Chain)]
             found.best.argtypes = [ctypes.POINTER(layout.Best)]
+            found.mask.argtypes = [ctypes.POINTER(layout.Masked)]
             found.judge.argtypes = [ctypes.POINTER(layout.Judged)]
             found.draws.argtypes = [ctypes.POINTER(layout.Draws)]
             found.quantize.argtypes = [ctypes.POINTER(layout.Quantization)]
