@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from detgen.drafters.protocol import Drafter
+from detgen.engine.mask_making import MaskMaker
 from detgen.engine.output_processing import OutputProcessor
 from detgen.engine.pass_results import Ran, WantedRows
 from detgen.engine.policy import Policy
@@ -75,6 +76,7 @@ class Decoding:
         self._stats = stats
         self._thinking = None if ahead is None else ahead.thinking
         self._drafter, self._vocabulary = drafter, vocabulary
+        self._masks = MaskMaker(scheduler.live)
         self._policy = Policy(drafter, drafter.draft_tokens or draft_tokens, target)
 
     @torch.inference_mode()
@@ -171,7 +173,8 @@ class Decoding:
                 part = Windows.of(w for w, wanted in zip(part, there, strict=True) if wanted)
             if len(part):
                 broken: list[int] = []
-                results = self._target.run(part, broken, scored=committing.plain(part))
+                with self._masks.making(part):
+                    results = self._target.run(part, broken, scored=committing.plain(part))
                 yield Ran(part, results, broken, drafts and drafts.drafters)
 
     def _chain(self, windows: Windows, most: int, *, plain: bool) -> Ran:

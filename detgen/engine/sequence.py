@@ -147,13 +147,15 @@ class Sequence:
 
     def forced(self, most: int) -> list[int]:
         """The next tokens that are the only ones that may come, at most so many; none if its text has no form."""
-        found: list[int] = []
-        while self._masks is not None and len(found) < most:
-            mask = self._masks.after([*self.tokens[self.prompt_length :], *found])
-            if mask is None or mask.error or (token := mask.only) is None:
-                break
-            found.append(token)
-        return found
+        if self._masks is None or not most:
+            return []
+        return self._masks.forced(self.tokens[self.prompt_length :], most)
+
+    def make_masks(self, draft: list[int]) -> None:
+        """Make the masks of the tokens after the last one and after each of the draft."""
+        if self._masks is not None:
+            for i in range(len(draft) + 1):
+                self._masks.after([*self.tokens[self.prompt_length :], *draft[:i]])
 
     def fault(self, draft: list[int]) -> str:
         """Why it cannot be told what may come after the draft; "" if it can."""

@@ -162,8 +162,9 @@ class Masks:
         Args:
             completion: committed and drafted tokens.
         """
-        if self._matcher is None:
-            self._matcher = self._structure.start()
+        known = self._made.get(len(completion))
+        if known is not None and self._read[: len(completion)] == completion:
+            return known
         self._go_back(completion)
         mask = self._after(completion)
         if mask is None or not mask.error:
@@ -175,24 +176,49 @@ class Masks:
             self._begin(None)
         return mask
 
+    def forced(self, completion: list[int], most: int) -> list[int]:
+        """The next tokens that are the only ones that may come, at most so many; a guess, as cheap as it can be had.
+
+        Args:
+            completion: committed tokens.
+            most: at least 1.
+        """
+        self._go_back(completion)
+        if not self._follow(completion)[0] or (not self._matcher.compute_ff_bytes() and not self._matcher.is_stopped()):
+            return []
+        found: list[int] = self._matcher.compute_ff_tokens()[:most]
+        if len(found) < most and len(self._structure.eos) == 1:
+            consumed = self._matcher.try_consume_tokens(found)
+            if self._matcher.is_stopped() and not self._matcher.is_error():
+                found += self._structure.eos
+            self._matcher.rollback(consumed)
+        return found
+
     def _begin(self, matcher: Any) -> None:
         self._matcher = matcher
         self._read.clear()
         self._made.clear()
 
     def _after(self, completion: list[int]) -> Mask | None:
+        fits, fault = self._follow(completion)
+        return self._mask() if fits else fault
+
+    def _follow(self, completion: list[int]) -> tuple[bool, Mask | None]:
+        """Whether it has read the completion; if not, what `after` says."""
         for token in completion[len(self._read) :]:
             mask = self._mask()
             if mask.error:
-                return mask
+                return False, mask
             if token in self._structure.eos or not mask.allows(token):
-                return None
+                return False, None
             if self._matcher.try_consume_tokens([token]) != 1:
-                return Mask(mask.bits, _reason(self._matcher))
+                return False, Mask(mask.bits, _reason(self._matcher))
             self._read.append(token)
-        return self._mask()
+        return True, None
 
     def _go_back(self, completion: list[int]) -> None:
+        if self._matcher is None:
+            self._matcher = self._structure.start()
         read = self._read
         if completion[: len(read)] == read:
             return
@@ -206,14 +232,17 @@ class Masks:
         depth = len(self._read)
         if (known := self._made.get(depth)) is not None:
             return known
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            return Mask(bits, _reason(self._matcher))
-        mask = Mask(bits, "" if bits.any() else "no token of the model fits")
-        if len(self._made) >= _KEPT:
-            self._made = {at: made for at, made in self._made.items() if at > depth - _KEPT // 2}
-        self._made[depth] = mask
+        mask = self._make()
+        if not mask.error:
+            if len(self._made) >= _KEPT:
+                self._made = {at: made for at, made in self._made.items() if at > depth - _KEPT // 2}
+            self._made[depth] = mask
         return mask
+
+    def _make(self) -> Mask:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        error = _reason(self._matcher) if self._matcher.is_error() else ""
+        return Mask(bits, error or ("" if bits.any() else "no token of the model fits"))
 
 
 def _reason(matcher: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +167,49 @@ def test_what_is_forced_is_drafted(engines: Callable[..., Engine]) -> None:
     statuses = Counter(r.status for r in drafted.generate(request)[0].records if r.drafter == "grammar")
     assert statuses["accepted"] > 5
     assert set(statuses) == {"accepted", "bonus"}
+
+
+def test_masks_are_made_while_the_pass_runs(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread of their own; who chooses makes none."""
+    engine, makers = engines(drafter="grammar", batch_size=4), Counter[bool]()
+    own = Masks._make
+
+    def make(self: Masks) -> Any:
+        makers[threading.current_thread() is threading.main_thread()] += 1
+        return own(self)
+
+    monkeypatch.setattr(Masks, "_make", make)
+    params = [SamplingParams(guided_json=FORM, temperature=1.0, seed=i, max_tokens=40) for i in range(6)]
+    done = texts(engine, params)
+    rows = sum(len(c.token_ids) for c in done)
+    assert makers[False] >= rows
+    assert not makers[True]
+
+
+@pytest.mark.parametrize("asked", [{"guided_json": FORM}, {"guided_choice": ["a", "abc", "x y z"]}])
+def test_what_is_forced_is_all_that_may_come(structures: Structures, asked: dict[str, Any]) -> None:
+    """One token after the other, the last one of the text too; asking leaves no trace, and a limit is kept."""
+    structure, rng = structures.of(SamplingParams(**asked)), random.Random(8)
+    assert structure is not None
+    count = 0
+    for _ in range(6):
+        text: list[int] = []
+        masks = Masks(structure)
+        while True:
+            forced, few = masks.forced(text, 30), masks.forced(text, 2)
+            assert few == forced[:2]
+            count += len(forced)
+            for n, token in enumerate(forced):
+                mask = Masks(structure).after([*text, *forced[:n]])
+                assert mask is not None
+                assert mask.only == token
+            mask = masks.after(text)
+            assert mask is not None
+            text.append(rng.choice([i for i in range(4096) if mask.allows(i)]))
+            if text[-1] == 0:
+                break
+        assert masks.forced(text, 4) == []
+    assert count > 20
 
 
 def test_sampled_texts_fit_the_distribution(engines: Callable[..., Engine], observe: Callable[..., Any]) -> None:

@@ -1,0 +1,107 @@
+"""Tokens per second with a schema of ten fields and without one, in turns on the same models.
+
+Free requests have the prompts of the others, and generate as many tokens as each of them did.
+
+    python benchmarks/structured.py TARGET [--draft MODEL] [--threads 2] [--turns 5] [--requests 48]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from statistics import median
+
+from detgen import Engine, EngineConfig, Request, SamplingParams
+
+_STRING = {"type": "string", "minLength": 1, "maxLength": 24}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "first_name": _STRING,
+        "last_name": _STRING,
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "email_address": {"type": "string", "format": "email", "maxLength": 40},
+        "employed": {"type": "boolean"},
+        "department": {"enum": ["engineering", "marketing", "finance", "operations", "people"]},
+        "date_of_birth": {"type": "string", "format": "date"},
+        "skills": {"type": "array", "items": _STRING, "minItems": 1, "maxItems": 3},
+        "salary_in_euro": {"type": ["integer", "null"], "minimum": 0, "maximum": 1000000},
+        "address": {
+            "type": "object",
+            "properties": {"street": _STRING, "city": _STRING, "code": {"type": "string", "pattern": "^[0-9]{5}$"}},
+            "required": ["street", "city", "code"],
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}  # fmt: skip
+SCHEMA["required"] = list(SCHEMA["properties"])  # type: ignore[call-overload]
+_PEOPLE = ("a nurse", "a baker", "an engineer", "a student", "a pilot", "a teacher", "a farmer", "a lawyer")
+_PLACES = ("Lisbon", "Oslo", "Kyoto", "Quito", "Turin", "Leeds")
+# Batch size and drafters, with a schema and without.
+_COMPARED = ((16, "none", "none"), (16, "auto", "auto"), (1, "none", "none"), (1, "auto", "none"), (1, "auto", "auto"))
+
+
+def requests(count: int, temperature: float) -> list[Request]:
+    """Different prompts that ask for the same form."""
+    params = SamplingParams(guided_json=SCHEMA, max_tokens=300, temperature=temperature)
+    found = []
+    for i in range(count):
+        person, place = _PEOPLE[i % len(_PEOPLE)], _PLACES[i % len(_PLACES)]
+        prompt = f"The record number {i} of our staff, {person} from {place}, as JSON:\n"
+        found.append(Request(prompt=prompt, params=params.model_copy(update={"seed": i})))
+    return found
+
+
+def free(requests: list[Request], tokens: list[int]) -> list[Request]:
+    """The same prompts without a form, and so many tokens of each."""
+    return [
+        replace(r, params=r.params.model_copy(update={"guided_json": None, "max_tokens": n, "ignore_eos": True}))
+        for r, n in zip(requests, tokens, strict=True)
+    ]
+
+
+def timed(engine: Engine, requests: list[Request]) -> tuple[float, float, list[int]]:
+    """Tokens per second, tokens per pass, and tokens of each."""
+    engine.reset_prefix_cache()
+    passes, started = engine.canonical.passes, time.perf_counter()
+    done = engine.generate(requests)
+    seconds = time.perf_counter() - started
+    assert not [c.error for c in done if c.error]
+    counts = [len(c.token_ids) for c in done]
+    return sum(counts) / seconds, sum(counts) / (engine.canonical.passes - passes), counts
+
+
+def main() -> None:
+    """Print a line for each comparison: the median of its turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target")
+    parser.add_argument("--draft")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--only", type=int, action="append", help="number of a comparison, from 0")
+    args = parser.parse_args()
+    base = Engine(EngineConfig(target=args.target, draft=args.draft, threads=args.threads, batch_size=16))
+    for i, (batch, drafter, other) in enumerate(_COMPARED):
+        if args.only and i not in args.only:
+            continue
+        asked = requests(args.requests if batch > 1 else max(args.requests // 8, 1), args.temperature)
+        found = []
+        for _ in range(args.turns):
+            fresh = [base.with_settings(drafter=name, batch_size=batch) for name in (drafter, other)]
+            speed, per_pass, counts = timed(fresh[0], asked)
+            found.append((speed, per_pass, *timed(fresh[1], free(asked, counts))[:2]))
+        speed, per_pass, plain, plain_per_pass = (median(column) for column in zip(*found, strict=True))
+        ratio = median(a / b for a, _, b, _ in found)
+        print(
+            f"batch {batch:2}: {drafter} with the schema {speed:7.1f} tokens/s ({per_pass:.2f} a pass),"
+            f" {other} without {plain:7.1f} ({plain_per_pass:.2f}); ratio {ratio:.3f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Makes the masks of a pass's rows while the pass runs, in a thread of its own: the pass holds no lock of Python.
+
+Who chooses later finds them made (`structure.Masks`), or makes them; a mask is the same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from detgen.engine.pass_results import WantedRows
+from detgen.engine.running_batch import RunningBatch
+from detgen.kernels.input_batch import Windows
+
+
+class MaskMaker:
+    """Makes masks for the live sequences.
+
+    Args:
+        live: the live sequences.
+    """
+
+    def __init__(self, live: RunningBatch) -> None:
+        self._live = live
+        self._thread = ThreadPoolExecutor(1, "masks")  # which it starts when something is to be done
+
+    @contextmanager
+    def making(self, windows: Windows) -> Iterator[None]:
+        """Within it, the masks of the windows' rows are being made; after it, they are."""
+        slots = windows.slots[windows.logits > 0]
+        if not self._live.formed[slots].any():
+            yield
+            return
+        made = self._thread.submit(self._make, WantedRows.of(windows))
+        try:
+            yield
+        finally:
+            made.result()
+
+    def _make(self, rows: WantedRows) -> None:
+        for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), rows.counts.tolist(), strict=True):
+            if self._live.formed[slot]:
+                self._live[slot].make_masks(rows.drafted[first : first + count - 1].tolist())
