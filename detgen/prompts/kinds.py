@@ -18,6 +18,7 @@ from detgen.prompts.structured import FORMS
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Url = Literal["/v1/chat/completions", "/v1/completions"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Text = Annotated[str, Field(min_length=1)]
 MaybeEmpty = Annotated[str, Field(min_length=0)]  # with a bound, pydantic also finds half characters
 
@@ -96,6 +97,9 @@ class ChatLine(Line):
     chat_template_kwargs: Annotated[
         NotRequired[dict[str, Any] | None], Field(description="Further variables of the chat template.")
     ]
+    reasoning_effort: Annotated[
+        NotRequired[Effort | None], Field(description="A variable of the chat template that some models have.")
+    ]
     continue_final_message: Annotated[
         NotRequired[bool | None], Field(description="Go on with the assistant's last message, which is not answered.")
     ]
@@ -146,6 +150,7 @@ CHAT_KEYS: dict[str, Any] = {
     "tools": [],
     "tool_choice": "auto",
     "chat_template_kwargs": {},
+    "reasoning_effort": "",
     "continue_final_message": False,
 }
 assert CHAT_KEYS.keys() == ChatLine.__annotations__.keys() - {*Line.__annotations__, *CONTENTS}
@@ -179,6 +184,7 @@ _NEEDED = {
     "method": "POST",
     "tools": "a list of objects",
     "tool_choice": "auto, none, required or an object that names a function",
+    "reasoning_effort": f"one of {', '.join(get_args(Effort))}",
     "messages[].tool_calls": "a list of objects",
     "bool_type": "true or false",
     "dict_type": "an object",

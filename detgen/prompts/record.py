@@ -151,6 +151,11 @@ def _chat(record: dict[str, Any]) -> dict[str, Any]:
     asked = {key: record.get(key) for key in ("messages", "tools", "tool_choice", "chat_template_kwargs")}
     for key, value in asked.items():
         check_depth(key, value)
+    if (effort := record.get("reasoning_effort")) is not None:
+        variables = asked["chat_template_kwargs"] or {}
+        if variables.get("reasoning_effort", effort) != effort:
+            raise RequestError("reasoning_effort has another value in chat_template_kwargs; give it once")
+        asked["chat_template_kwargs"] = {**variables, "reasoning_effort": effort}
     given = {key: value or None for key, value in asked.items()} | {"continue_final_message": goes_on}
     called(asked["tool_choice"], list(functions(asked["tools"])))
     return given | {"tool_choice": asked["tool_choice"] or "auto"}

@@ -72,7 +72,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "function_call": (("auto", "none"), _TOOLS),
     "functions": ((), "give tools"),
     "parallel_tool_calls": ((True,), _TOOLS),
-    "reasoning_effort": ((), _TEMPLATE),
     "enable_thinking": ((), _TEMPLATE),
     "chat_template": ((), "detgen uses the model's own chat template"),
     "truncate_prompt_tokens": ((-1,), _PROMPT),

@@ -88,7 +88,8 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
     assert {name: getattr(item, name) for name in keys} == keys
     assert not item.metadata
     plain = chat(tmp_path, USER)
-    empty = {"tools": [], "tool_choice": "auto", "chat_template_kwargs": {}, "continue_final_message": False}
+    empty: dict[str, Any] = {"tools": [], "tool_choice": "auto", "chat_template_kwargs": {}}
+    empty |= {"reasoning_effort": None, "continue_final_message": False}
     assert chat(tmp_path, USER, **empty) == plain
     assert chat(tmp_path, USER, **dict.fromkeys(empty)) == plain
 
@@ -103,6 +104,11 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
         (
             {"continue_final_message": True},
             "continue_final_message needs a last message of the assistant that has a text",
+        ),
+        ({"reasoning_effort": "hgih"}, "reasoning_effort must be one of none, minimal, low, medium, high, xhigh, max"),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+            "reasoning_effort has another value in chat_template_kwargs; give it once",
         ),
         ({"tool_choice": "required"}, "tool_choice needs tools that are functions with a name"),
         ({"tool_choice": "any"}, "tool_choice must be auto, none, required or an object that names a function, got"),
@@ -128,9 +134,18 @@ def test_nothing_cannot_be_continued(tmp_path: Path, content: Any) -> None:
     assert found.error.endswith("continue_final_message needs a last message of the assistant that has a text")
 
 
+def test_an_effort_is_a_variable_of_the_template(tmp_path: Path) -> None:
+    item = chat(tmp_path, USER, reasoning_effort="low", chat_template_kwargs={"a": 1})
+    assert isinstance(item, Request)
+    assert item.chat_template_kwargs == {"a": 1, "reasoning_effort": "low"}
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("tools", [{}]), ("tool_choice", "none"), ("chat_template_kwargs", {"a": 1}), ("continue_final_message", True)],
+    [
+        *(("tools", [{}]), ("tool_choice", "none"), ("chat_template_kwargs", {"a": 1})),
+        *(("reasoning_effort", "low"), ("continue_final_message", True)),
+    ],
 )
 @pytest.mark.parametrize("content", [{"prompt": "a"}, {"prompt_token_ids": [1]}])
 def test_settings_of_a_chat_need_one(tmp_path: Path, content: dict[str, Any], key: str, value: Any) -> None:

@@ -69,7 +69,6 @@ def test_names_that_disagree_are_refused(tmp_path: Path, keys: dict[str, Any], r
         ("prompt_logprobs", 0, False),
         ("prompt_logprobs", 1, None),
         ("functions", [{"name": "f"}], []),
-        ("reasoning_effort", "high", None),
         ("enable_thinking", False, None),
         ("truncate_prompt_tokens", 10, -1),
         ("skip_special_tokens", False, True),

@@ -102,6 +102,7 @@ def _line(request: Request) -> dict[str, Any]:
         "messages": request.messages,
         "prompt_token_ids": request.token_ids,
         "tools": request.tools,
+        "tool_choice": None if request.tool_choice == "auto" else request.tool_choice,
         "chat_template_kwargs": request.chat_template_kwargs,
         "continue_final_message": request.continue_final_message or None,
         **dict(request.params),
