@@ -17,7 +17,8 @@ from detgen.outputs.records import ErrorLine, ScoreLine, TextLine, in_order
 from detgen.params import GUIDES, PARAMETERS
 from detgen.prompts import BadLine
 
-_CONTENT = ("prompt", "messages", "token_ids", "tools", "tool_choice", "chat_template_kwargs", "continue_final_message")
+_CONTENT = ("prompt", "messages", "token_ids", "tools", "chat_template_kwargs", "continue_final_message")
+_OF_CHATS = ("tool_choice",)  # what has no place in the digests of other prompts, which stay what they were before
 _NO_NUMBER = frozenset(("nan", "inf", "-inf"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -175,6 +176,9 @@ def request_digest(request: Request) -> str:
     asked = {name: getattr(request, name) for name in Request.__slots__} | {"params": dict(request.params)}
     del asked["index"], asked["line"]  # the place in the input
     del asked["only"]  # what is left of it to run
+    if request.messages is None:
+        for name in _OF_CHATS:
+            del asked[name]
     asked |= _guided_by(request)
     if isinstance(request, ScoreRequest):
         asked["completions"] = request.completions
@@ -201,7 +205,8 @@ def content_digest(request: Request) -> str | None:
         return None
     params = {name: value for name, value in request.params if PARAMETERS[name].changes_text}
     # Keys stay in their order, since a chat template may print an object as it is.
-    asked = [{name: getattr(request, name) for name in _CONTENT}, params | _guided_by(request)]
+    names = _CONTENT if request.messages is None else (*_CONTENT, *_OF_CHATS)
+    asked = [{name: getattr(request, name) for name in names}, params | _guided_by(request)]
     text = json.dumps(asked, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

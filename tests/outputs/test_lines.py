@@ -124,6 +124,13 @@ def test_whatever_is_dumped_is_json_in_utf_8(value: Any) -> None:
     assert json.dumps(json.loads(line)) == json.dumps(json.loads(json.dumps(expected(value))))
 
 
+def test_digests_of_texts_stay() -> None:
+    """So that runs and caches find what earlier versions generated."""
+    one = Request(0, 0, prompt="x")
+    assert content_digest(one) == "383835c7df67ff94f7354efc58f23db8"
+    assert request_digest(one) == "ddcbf4a62b431f56bf7e0fbfda92cc09"
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -168,6 +175,7 @@ def test_the_content_of_a_request_is_what_its_samples_depend_on() -> None:
         replace(one, messages=None, token_ids=(1,)),
         replace(one, messages=[{"content": "x", "role": "user"}]),
         replace(one, tools=[{"b": 2, "a": 1}]),
+        replace(one, tool_choice="none"),
         replace(one, chat_template_kwargs={"enable_thinking": True}),
         replace(one, continue_final_message=True),
         *(replace(one, params=params.with_(**{name: value})) for name, value in OTHER_PARAMS.items()),
