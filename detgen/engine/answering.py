@@ -30,6 +30,7 @@ class Answering:
         self._parse: Callable[..., Any] | None = None
         if getattr(tokenizer, "response_template", None) is not None:
             self._parse = Bounded(self._parsed)  # a stranger's regular expressions
+            _ = tokenizer.parse_response  # of a kept tokenizer, loads transformers' own outside of the bounds of a call
 
     def answer(self, seq: Sequence) -> Answer | None:
         """The parts of what a sequence answers, which ended; None if it is no chat, or has no parts."""
@@ -102,9 +103,11 @@ def _answer(message: dict[str, Any]) -> Answer | None:
     thought = next((message[key] for key in _REASONING if message.get(key) is not None), None)
     content = message.get("content")
     calls = []
-    for each in message.get("tool_calls") or ():
-        function = each.get("function", each) if isinstance(each, dict) else {}
-        calls.append(tool_call(function.get("name"), function.get("arguments")))
+    given = message.get("tool_calls") or []
+    for each in given if isinstance(given, list) else [given]:
+        function = each.get("function", each) if isinstance(each, dict) else None
+        known = function if isinstance(function, dict) else {}
+        calls.append(tool_call(known.get("name"), known.get("arguments")))
     found = tuple(call for call in calls if call is not None)
     if len(found) < len(calls) or not all(isinstance(part, str | None) for part in (thought, content)):
         return None

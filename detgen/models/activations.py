@@ -30,6 +30,8 @@ def activation_of(module: Any) -> Activation:
         getattr(module, name) for name in ("act_fn", "activation_fn", "act", "gelu_impl") if hasattr(module, name)
     )
     name = type(found).__name__
+    if getattr(found, "approximate", "none") != "none":  # torch's own module
+        name = "GELUTanh"
     if name not in ACTIVATIONS:
         raise UnknownError(f"activation {name}")
     return ACTIVATIONS[name]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from detgen.engine.calling import called, functions
 from detgen.engine.request import Request
 from detgen.engine.score_requests import ScoreRequest
+from detgen.engine.tools import called, functions
 from detgen.errors import RequestError
 from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts.batch import is_batch, unpack

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from detgen import Request
 from detgen.engine.answer import Answer, ToolCall
-from detgen.engine.answering import Answering
+from detgen.engine.answering import Answering, _answer
 from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
 from detgen.errors import DEMO
@@ -95,3 +95,9 @@ def test_a_response_template_decides(tokenizer: Any, monkeypatch: pytest.MonkeyP
     facts = facts_of(tokenizer, DEMO / "target")
     assert facts is not None
     assert KeptTokenizer(facts, DEMO / "target", lambda: None).response_template == RESPONSE
+
+
+@pytest.mark.parametrize("calls", [[{"function": None}], [{"function": [1]}], 3, "x", [None], [{"name": "f"}]])
+def test_what_a_template_takes_for_calls_may_be_anything(calls: Any) -> None:
+    """Then there are none, and the text stays whole."""
+    assert _answer({"content": "x", "tool_calls": calls}) is None

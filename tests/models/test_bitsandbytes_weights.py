@@ -47,7 +47,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         moe_intermediate_size=32,
         shared_expert_intermediate_size=64,
     ),
-    "gemma, own forward": lambda: hf.GemmaConfig(**SIZES, head_dim=32),
+    "gemma, own forward": lambda: hf.GemmaConfig(**SIZES, head_dim=32, hidden_act="quick_gelu"),
     "dynamic": lambda: hf.LlamaConfig(
         **SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     ),

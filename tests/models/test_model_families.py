@@ -27,6 +27,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         "XGLMForCausalLM",
         "AttentionInterface",
     ),
+    "mpt, with slopes that transformers does not read": (
+        lambda: hf.MptConfig(vocab_size=320, d_model=64, n_layers=2, n_heads=4, attn_config={"alibi_bias_max": 16}),
+        "MptForCausalLM",
+        "AttentionInterface",
+    ),
     "falcon_rw": (lambda: hf.FalconConfig(**FALCON, alibi=True), "FalconForCausalLM", "AttentionInterface"),
 }
 

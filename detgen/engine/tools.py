@@ -1,0 +1,41 @@
+"""The tools of a chat, and which of them its `tool_choice` asks for. Imports nothing that is slow to load."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from detgen.errors import RequestError
+
+_NEEDED = 'auto, none, required or {"type": "function", "function": {"name": "..."}}'
+
+
+def called(choice: Any, names: list[str]) -> list[str]:
+    """The tools of which a text must call one.
+
+    Args:
+        choice: `tool_choice`, as the OpenAI API has it.
+        names: of the tools that there are.
+
+    Raises:
+        RequestError: it is none, there are no tools, or not the one that it names.
+    """
+    if choice in (None, "auto", "none"):
+        return []
+    name = None
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, dict) else None
+    if choice != "required" and not isinstance(name, str):
+        raise RequestError(f"tool_choice must be {_NEEDED}, got {json.dumps(choice)[:80]}")
+    if not names:
+        raise RequestError("tool_choice needs tools that are functions with a name")
+    if name is not None and name not in names:
+        raise RequestError(f"tool_choice names {name!r}, which is not among tools: {', '.join(names)}")
+    return names if name is None else [name]
+
+
+def functions(tools: list[dict[str, Any]] | None) -> dict[str, dict[str, Any]]:
+    """The functions among the tools of a chat, by name."""
+    found = [tool.get("function", tool) for tool in tools or ()]
+    return {each["name"]: each for each in found if isinstance(each, dict) and isinstance(each.get("name"), str)}
