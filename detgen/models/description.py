@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -42,13 +41,6 @@ from detgen.program.operands import Activation
 _ADDED_TO_ONE = {
     *("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"),
     *("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"),
-}
-# Settings that transformers does not read, so that its forward cannot tell what they change.
-_UNREAD: dict[str, dict[str, Any]] = {
-    "MptForCausalLM": {
-        **{"attn_config.alibi": True, "attn_config.alibi_bias_max": 8, "attn_config.prefix_lm": False},
-        **{"attn_config.attn_uses_sequence_id": False, "logit_scale": None},
-    },
 }
 # Settings under which a family is not what its row says.
 _UNUSUAL: dict[str, dict[str, Any]] = {
@@ -345,9 +337,6 @@ class Description:
         unusual = _UNUSUAL.get(type(self.model).__name__, {})
         for name, value in unusual.items():
             if getattr(self.config, name, None) == value:
-                raise UnknownError(name)
-        for name, value in _UNREAD.get(type(self.model).__name__, {}).items():
-            if attrgetter(name)(self.config) != value:
                 raise UnknownError(name)
         described: list[object] = [self.embedding, self.embedding_norm, self.positions, self.final, self.head]
         described += [self.layer(index) for index in range(len(self.layers))]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -74,11 +75,21 @@ KINDS: dict[str, Callable[[Any], Heads]] = {
     "GPTJAttention": _gptj,
     "CodeGenAttention": _gptj,
 }
+# Settings that transformers does not read, so that no comparison with its forward can tell what they change.
+_UNREAD: dict[str, dict[str, Any]] = {
+    "MptForCausalLM": {
+        **{"attn_config.alibi": True, "attn_config.alibi_bias_max": 8, "attn_config.prefix_lm": False},
+        **{"attn_config.attn_uses_sequence_id": False, "logit_scale": None},
+    },
+}
 
 
 @contextmanager
 def asking_modules(model: Any, note: Note) -> Iterator[None]:
     """Let such modules of a model note what they are, instead of computing anything, when a pass asks for masks."""
+    for name, value in _UNREAD.get(type(model).__name__, {}).items():
+        if (found := attrgetter(name)(model.config)) != value:
+            raise UnknownMaskError(f"transformers does not read its {name} ({found})")
     own = [module for module in model.modules() if type(module).__name__ in KINDS]
     before = model.config._attn_implementation
     if not own:

@@ -27,11 +27,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         "XGLMForCausalLM",
         "AttentionInterface",
     ),
-    "mpt, with slopes that transformers does not read": (
-        lambda: hf.MptConfig(vocab_size=320, d_model=64, n_layers=2, n_heads=4, attn_config={"alibi_bias_max": 16}),
-        "MptForCausalLM",
-        "AttentionInterface",
-    ),
     "falcon_rw": (lambda: hf.FalconConfig(**FALCON, alibi=True), "FalconForCausalLM", "AttentionInterface"),
 }
 
@@ -192,3 +187,10 @@ def test_refused_by_name(family: str, random_model: Callable[..., Path]) -> None
     config, kind, reason = REFUSED[family]
     with pytest.raises(EngineError, match=rf"{kind}.*not supported.*{reason}"):
         Engine(target=random_model(config()), drafter="none", kv_memory=16 << 20)
+
+
+def test_settings_that_transformers_does_not_read_are_refused(random_model: Callable[..., Path]) -> None:
+    """No comparison with its forward can tell what they change."""
+    config = hf.MptConfig(vocab_size=320, d_model=64, n_layers=2, n_heads=4, attn_config={"alibi_bias_max": 16})
+    with pytest.raises(EngineError, match=r"transformers does not read its attn_config.alibi_bias_max \(16\)"):
+        Engine(target=random_model(config), drafter="none", kv_memory=2 << 20)
