@@ -38,12 +38,12 @@ class KVBuffers(Protocol):
 
 
 class StateShape(NamedTuple):
-    """What a layer keeps of a sequence, as the steps `Convolve` and `DeltaRule` say it.
+    """What a layer keeps of a sequence, as the steps `Convolve` and `Recurrence` say it.
 
     Attributes:
         channels: that are convolved.
         taps: rows that a result of the convolution is made of.
-        heads: states.
+        heads: states; 0, like what follows, of a convolution alone.
         key_heads: queries and keys.
         size: entries of a key.
         values: entries of a value.
@@ -51,10 +51,10 @@ class StateShape(NamedTuple):
 
     channels: int
     taps: int
-    heads: int
-    key_heads: int
-    size: int
-    values: int
+    heads: int = 0
+    key_heads: int = 0
+    size: int = 0
+    values: int = 0
 
 
 class LayerStates(NamedTuple):
@@ -62,8 +62,8 @@ class LayerStates(NamedTuple):
 
     Attributes:
         convolved: `Convolve.kept`.
-        state: `DeltaRule.state`.
-        kept: `DeltaRule.kept`.
+        state: `Recurrence.state`.
+        kept: `Recurrence.kept`.
     """
 
     convolved: torch.Tensor

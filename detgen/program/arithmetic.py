@@ -318,6 +318,7 @@ FUNCTIONS = {
     Activation.GELU_TANH: gelu_tanh,
     Activation.GELU: gelu,
     Activation.RELU: relu,
+    Activation.RELU_SQUARED: lambda x: relu(x) * relu(x),
     Activation.SIGMOID: sigmoid,
     Activation.TANH: tangent,
     Activation.ROOT: root,

@@ -38,6 +38,7 @@ class Route(Step):
         best_groups: how many groups are the best ones.
         of_group: how many of a group's largest scores are added up to compare it with others, 1 or 2.
         factor: of the weights.
+        added: to the sum of sigmoids that weights are divided by.
     """
 
     x: Buffer
@@ -49,6 +50,7 @@ class Route(Step):
     best_groups: int = 1
     of_group: int = 1
     factor: float = 1.0
+    added: float = 1e-20
 
     def _faults(self) -> Iterator[str]:
         picks = self.to.width // 2

@@ -6,7 +6,7 @@ of buffers; nothing here knows of threads, tiles or vectors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import singledispatch
 
 import torch
@@ -49,7 +49,7 @@ from detgen.program.operands import (
 )
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
-from detgen.program.states import Convolve, DeltaRule
+from detgen.program.states import Convolve, DeltaRule, Recurrence, StateSpace, Watch
 from detgen.program.storage import Storage, numbers, unpack
 from detgen.program.widening import in_floats
 
@@ -307,42 +307,80 @@ def _convolve(step: Convolve, at: Pass) -> None:
 
 @compute.register
 def _delta_rule(step: DeltaRule, at: Pass) -> None:
+    def after(state: Tensor, key: Tensor, value: Tensor, strength: Tensor) -> Tensor:
+        return fma(key, ((value - _asked(state, key)) * strength)[:, None], state)
+
+    decays = exponential(softplus(at[step.decay] + step.bias) * step.rates)
+    for row, state, query, _ in _states(step, at, decays, sigmoid(at[step.strength]), after):
+        at[step.to][row] = _asked(state, query).flatten()
+
+
+@compute.register
+def _state_space(step: StateSpace, at: Pass) -> None:
+    def after(state: Tensor, key: Tensor, value: Tensor, strength: Tensor) -> Tensor:
+        return fma(key, (value * strength)[:, None], state)
+
+    times = softplus(at[step.decay] + step.bias).clamp(number(step.least), number(step.most))
+    for row, state, query, value in _states(step, at, exponential(times * step.rates), times, after):
+        at[step.to][row] = fma(value, step.skip[:, None], _asked(state, query)).flatten()
+
+
+def _asked(state: Tensor, entries: Tensor) -> Tensor:
+    """A state, [heads, size, values], times a query or a key of each head, [heads, size, 1]: [heads, values]."""
+    out = torch.zeros(state.shape[0], state.shape[2])
+    for i in range(state.shape[1]):
+        out = fma(state[:, i], entries[:, i], out)
+    return out
+
+
+def _states(
+    step: Recurrence,
+    at: Pass,
+    decays: Tensor,
+    strengths: Tensor,
+    after: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """Of each row: its place, the state behind it, its queries and its values; states that are certain are kept.
+
+    Args:
+        step: the step.
+        at: the pass.
+        decays: [rows, heads], what is left of a state.
+        strengths: [rows, heads].
+        after: what a state that has decayed becomes by keys, values and strengths of a row.
+    """
     keys, values = step.key_heads * step.size, step.heads * step.values
     queries, x = at[step.qkv].split([keys, keys + values], 1)
-    decays = exponential(softplus(at[step.decay] + step.bias) * step.rates)
-    inputs = torch.cat([x, decays, sigmoid(at[step.strength])], 1)
+    inputs = torch.cat([x, decays, strengths], 1)
 
     def each(row: Tensor) -> Tensor:
         """[key_heads * size] -> [heads, size, 1]."""
         return row.view(step.key_heads, step.size).repeat_interleave(step.heads // step.key_heads, 0)[..., None]
 
-    def dot(state: Tensor, entries: Tensor) -> Tensor:
-        """[heads, values]."""
-        out = torch.zeros(step.heads, step.values)
-        for i in range(step.size):
-            out = fma(state[:, i], entries[:, i], out)
-        return out
-
-    def after(state: Tensor, row: Tensor) -> Tensor:
+    def moved(state: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         key, value, decay, strength = row.split([keys, values, step.heads, step.heads])
-        state, key = state * decay[:, None, None], each(key)
-        wrong = (value.view(step.heads, -1) - dot(state, key)) * strength[:, None]
-        return fma(key, wrong[:, None], state)
+        value = value.view(step.heads, -1)
+        return after(state * decay[:, None, None], each(key), value, strength[:, None]), value
 
     for slot, first, start, tokens, base, certain in _spans(at):
         state = step.state[slot].clone() if base else torch.zeros_like(step.state[slot])
         for position in range(base, start):
-            state = after(state, step.kept[slot, position % step.ring])
+            state, _ = moved(state, step.kept[slot, position % step.ring])
         if certain == start:
             step.state[slot] = state
         for position in range(start, start + tokens):
             row = first + position - start
-            state = after(state, inputs[row])
-            at[step.to][row] = dot(state, each(queries[row])).flatten()
+            state, value = moved(state, inputs[row])
+            yield row, state, each(queries[row]), value
             if position + 1 == certain:
                 step.state[slot] = state
             if position >= certain:
                 step.kept[slot, position % step.ring] = inputs[row]
+
+
+@compute.register
+def _watch(step: Watch, at: Pass) -> None:
+    at.broken |= ~at[step.x].isfinite().all(1)
 
 
 # Mixtures of experts
@@ -376,7 +414,7 @@ def _route(step: Route, at: Pass) -> None:
         for weight in weights.unbind(-1):
             together = together + weight
         if step.scoring == Scoring.SIGMOIDS:
-            together = together + number(1e-20)
+            together = together + number(step.added)
         weights = weights / together[:, None]
     if step.factor != 1:
         weights = weights * number(step.factor)

@@ -40,17 +40,18 @@ TENSORS = ("Floats", "Entries", "Stored")
 
 
 class Activation(IntEnum):
-    """Functions of an entry; a linear layer has those up to `RELU`."""
+    """Functions of an entry; a linear layer has those up to `RELU_SQUARED`."""
 
     NONE = 0
     SILU = 1
     GELU_TANH = 2
     GELU = 3
     RELU = 4
-    SIGMOID = 5
-    TANH = 6
-    ROOT = 7
-    RECIPROCAL_ROOT = 8
+    RELU_SQUARED = 5
+    SIGMOID = 6
+    TANH = 7
+    ROOT = 8
+    RECIPROCAL_ROOT = 9
 
 
 class Scoring(IntEnum):
@@ -357,5 +358,5 @@ def wide(buffer: Buffer, width: int) -> Iterator[str]:
 
 def of_linear(activation: Activation) -> Iterator[str]:
     """That a linear layer has no such activation."""
-    if activation > Activation.RELU:
+    if activation > Activation.RELU_SQUARED:
         yield f"a linear layer has no {activation.name}"

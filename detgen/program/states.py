@@ -1,4 +1,4 @@
-"""The steps of layers that keep a state of each sequence: a short convolution, and the gated delta rule.
+"""The steps of layers that keep a state of each sequence: a short convolution, a delta rule, a state space.
 
 A state that is kept belongs to a position: it is what the tokens before that position make of it. The rows of a pass
 are computed from it, and only those that are certain move it on. Of the others, what they would add is kept, in a ring
@@ -10,6 +10,7 @@ setup.py reads this module: it imports neither torch nor numpy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,13 +54,12 @@ class Convolve(Step):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DeltaRule(Step):
-    """The gated delta rule (Yang et al., arXiv 2412.06464), one row after the other.
+class Recurrence(Step):
+    """What a delta rule and a state space have in common: states of keys by values, which rows move on in their order.
 
     Attributes:
         qkv: queries and keys, [key_heads, size] each, and values, [heads, values], one behind the other.
-        decay: [heads]; softplus(decay + bias) * rates is the logarithm of what is left of a state.
-        strength: [heads]; its sigmoid is the share of a correction that is made.
+        decay: [heads]; softplus(decay + bias) is a row's step; times rates, the logarithm of what is left of a state.
         to: takes the results, [heads, values] of a row.
         rates: [heads], not above 0.
         bias: [heads].
@@ -76,7 +76,6 @@ class DeltaRule(Step):
 
     qkv: Buffer
     decay: Buffer
-    strength: Buffer
     to: Buffer
     rates: Floats
     bias: Floats
@@ -93,8 +92,7 @@ class DeltaRule(Step):
             yield f"{self.heads} heads cannot share {self.key_heads} keys"
         keys, values = self.key_heads * self.size, self.heads * self.values
         yield from wide(self.qkv, 2 * keys + values)
-        for gate in (self.decay, self.strength):
-            yield from wide(gate, self.heads)
+        yield from wide(self.decay, self.heads)
         yield from wide(self.to, values)
         yield from shaped("rates", self.rates, (self.heads,))
         yield from shaped("bias", self.bias, (self.heads,))
@@ -102,4 +100,54 @@ class DeltaRule(Step):
         yield from shaped("kept", self.kept, (None, self.ring, keys + values + 2 * self.heads))
 
 
-STATEFUL = (Convolve, DeltaRule)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeltaRule(Recurrence):
+    """The gated delta rule (Yang et al., arXiv 2412.06464), one row after the other.
+
+    Attributes:
+        strength: [heads]; its sigmoid is the share of a correction that is made.
+    """
+
+    strength: Buffer
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        yield from wide(self.strength, self.heads)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StateSpace(Recurrence):
+    """The state space of Mamba-2 (Dao and Gu, arXiv 2405.21060), one row after the other; its strengths are its steps.
+
+    Attributes:
+        skip: [heads], by which values are multiplied and added to the results.
+        least: of a step.
+        most: of a step; inf for any.
+    """
+
+    skip: Floats
+    least: float = 0.0
+    most: float = math.inf
+
+    def _faults(self) -> Iterator[str]:
+        yield from super()._faults()
+        yield from shaped("skip", self.skip, (self.heads,))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Watch(Step):
+    """Notes rows that are not finite, where the last layer has no keys by which they are known.
+
+    Attributes:
+        x: is read, and left as it is.
+    """
+
+    _written = "x"
+    x: Buffer
+
+    def _faults(self) -> Iterator[str]:
+        if self.wanted:
+            yield "watches the wanted rows alone"
+
+
+STATEFUL = (Convolve, DeltaRule, StateSpace, Watch)

@@ -28,7 +28,7 @@ from detgen.program.operands import (
     tabled,
     wide,
 )
-from detgen.program.states import Convolve, DeltaRule
+from detgen.program.states import Convolve, DeltaRule, StateSpace, Watch
 from detgen.program.storage import Storage
 
 
@@ -331,7 +331,7 @@ class Gate(Step):
         if self.gates.width != 1:
             yield from wide(self.gates, self.x.width)
         yield from wide(self.to.buffer, self.x.width)
-        if self.function not in (Activation.SIGMOID, Activation.SILU):
+        if self.function not in (Activation.NONE, Activation.SIGMOID, Activation.SILU):
             yield f"a gate by {self.function.name}"
 
 
@@ -389,5 +389,5 @@ class Sum(Step):
 STEPS: tuple[type[Step], ...] = (
     *(Embed, EmbedColumn, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
     *(Route, Sort, ExpertLinear, Combine, Activate, Softmax, Sum),
-    *(Convolve, DeltaRule, Weigh),
+    *(Convolve, DeltaRule, Weigh, StateSpace, Watch),
 )

@@ -34,7 +34,7 @@ from detgen.program.operands import (
 )
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.states import STATEFUL, Convolve, DeltaRule
+from detgen.program.states import STATEFUL, Convolve, DeltaRule, StateSpace, Watch
 from detgen.program.storage import FORMATS, Storage
 
 Run = Callable[[Rows, dict[Buffer, torch.Tensor]], torch.Tensor]
@@ -220,7 +220,7 @@ def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, expe
     return joined(one(1), biases, form, gated=gated)
 
 
-OF_LAYERS = st.sampled_from([a for a in Activation if a <= Activation.RELU])
+OF_LAYERS = st.sampled_from([a for a in Activation if a <= Activation.RELU_SQUARED])
 INPUTS = st.one_of(
     *(st.integers(1, 40), st.sampled_from([127, 128, 129, 390]), st.sampled_from([32, 64, 160, 256, 384, 512])),
     st.sampled_from([1023, 1025, 1152, 1280, 2080]),  # several sections
@@ -463,8 +463,16 @@ def _taken(draw: st.DrawFn) -> Case:
 def _gated(draw: st.DrawFn) -> Case:
     made, width = Making(draw), draw(WIDTHS)
     gates = made.read("gates", draw(st.sampled_from([1, width])))
-    function = draw(st.sampled_from([Activation.SIGMOID, Activation.SILU]))
+    function = draw(st.sampled_from([Activation.NONE, Activation.SIGMOID, Activation.SILU]))
     made.add(steps.Gate, x=made.read("x", width), gates=gates, to=made.into(width), function=function)
+    return made.case()
+
+
+@st.composite
+def _watched(draw: st.DrawFn) -> Case:
+    made = Making(draw)
+    made.wanted = False
+    made.add(Watch, x=made.read("x", draw(WIDTHS)))
     return made.case()
 
 
@@ -512,17 +520,20 @@ def _convolved(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def _by_delta_rule(draw: st.DrawFn) -> Case:
+def _recurrent(draw: st.DrawFn, kind: type[DeltaRule | StateSpace]) -> Case:
     made, keys, share = Making(draw), draw(st.integers(1, 2)), draw(st.integers(1, 3))
     made.wanted = False
     spans, heads = _spans(made, RING), keys * share
     size, values = draw(st.sampled_from([1, 8, 20])), draw(st.sampled_from([1, 8, 16, 70, 130]))
     width = keys * size + heads * values + 2 * heads
+    if kind is DeltaRule:
+        own: dict[str, Any] = {"strength": made.read("strength", heads)}
+    else:
+        own = {"skip": made.numbers(heads), **draw(st.sampled_from([{}, {"least": 0.5, "most": 1.5}]))}
     made.add(
-        DeltaRule,
+        kind,
         qkv=made.read("qkv", 2 * keys * size + heads * values),
         decay=made.read("decay", heads),
-        strength=made.read("strength", heads),
         to=Buffer("to", heads * values),
         rates=-made.numbers(heads).abs(),
         bias=made.numbers(heads),
@@ -530,6 +541,7 @@ def _by_delta_rule(draw: st.DrawFn) -> Case:
         ring=RING,
         state=made.numbers(3, heads, size, values),
         kept=made.numbers(3, RING, width),
+        **own,
     )
     return made.case(spans=spans)
 
@@ -547,6 +559,7 @@ def _router(made: Making, experts: int, picks: int) -> Buffer:
     }
     if made.draw(st.booleans()):
         fields |= {"correction": made.numbers(experts).round(), "factor": made.draw(st.sampled_from([1.0, 2.5]))}
+        fields |= {"added": made.draw(st.sampled_from([1e-20, 1e-6, 0.25]))}
     groups = made.draw(st.sampled_from([n for n in range(1, experts + 1) if experts % n == 0]))
     best = [n for n in range(1, groups + 1) if n * (experts // groups) >= picks]
     fields |= {"groups": groups, "best_groups": made.draw(st.sampled_from(best))}
@@ -614,5 +627,7 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     steps.Softmax: (_rowwise(steps.Softmax, LONG, into=False), 40),
     steps.Sum: (_summed(), 30),
     Convolve: (_convolved(), 40),
-    DeltaRule: (_by_delta_rule(), 40),
+    DeltaRule: (_recurrent(DeltaRule), 40),
+    StateSpace: (_recurrent(StateSpace), 40),
+    Watch: (_watched(), 20),
 }

@@ -75,7 +75,7 @@ static void route(const Route *s, float *x, float *routes) {
             taken[q - 1] = other;
         }
     for (int64_t p = 0; p < picks; p++) sum += x[taken[p]];
-    if (s->scoring == SIGMOIDS) sum += 1e-20f;
+    if (s->scoring == SIGMOIDS) sum += (float)s->added;
     for (int64_t p = 0; p < picks; p++) {
         float weight = s->normalized ? x[taken[p]] / sum : x[taken[p]];
         if (s->factor != 1.0) weight *= (float)s->factor;

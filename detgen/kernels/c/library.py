@@ -21,7 +21,7 @@ from detgen.program.finite import most
 from detgen.program.operands import SCORED, Buffer
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
-from detgen.program.states import STATEFUL
+from detgen.program.states import Convolve, Recurrence
 from detgen.program.widening import widened
 
 BUILDS = ("bf16", "vnni", "avx512", "avxvnni", "avx2", "dotprod", "plain")  # the fastest first
@@ -219,7 +219,7 @@ class Runner:
 
     def _task(self, rows: Rows, addresses: ctypes.Array[ctypes.c_void_p], broken: torch.Tensor) -> Pass:
         """The pass as the library takes it."""
-        stateful = any(isinstance(step, STATEFUL) for step in self.program.steps)
+        stateful = any(isinstance(step, Convolve | Recurrence) for step in self.program.steps)
         assert rows.spans is not None or not stateful, "layers that keep states are told of the spans of a pass"
         return Pass(
             *(torch.get_num_threads(), len(rows.ids), len(rows.wanted), len(rows.pieces), rows.tables.shape[1]),

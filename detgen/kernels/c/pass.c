@@ -105,7 +105,8 @@ static int64_t tasks_of(const Step *s, const Run *run) {
     if (s->kind == SORT) return 1;
     if (s->kind == ATTEND) return run->progress[s - run->program->steps].attend.total;
     if (s->kind == CONVOLVE) return pass->spans * blocks_of_channels(&s->convolve);
-    if (s->kind == DELTA_RULE) return pass->spans * s->delta_rule.heads * blocks_of_values(&s->delta_rule);
+    if (s->kind == DELTA_RULE) return recurrence_tasks(pass, rule_of(&s->delta_rule));
+    if (s->kind == STATE_SPACE) return recurrence_tasks(pass, space_of(&s->state_space));
     if (s->kind == LINEAR) return blocks_of_rows(rows) * shares_of(&s->linear, run, rows);
     if (s->kind == SCORED_LINEAR) return blocks_of_rows(rows) * blocks_of(&s->scored_linear);
     const int64_t each = rows_a_task(rows, pass->threads);
@@ -317,9 +318,20 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
     case SCORE: score_row(AT(s->score.x), s->score.x.width / SCORED, AT(s->score.to)); break;
     case ACTIVATE: activate(&s->activate, AT(s->activate.x), AT(s->activate.to.buffer)); break;
     case SOFTMAX: softmax(AT(s->softmax.x), s->softmax.x.width, AT(s->softmax.to)); break;
+    case WATCH:
+        if (!watch_row(&s->watch, AT(s->watch.x))) pass->broken[row] = 1;
+        break;
     case SUM: *AT(s->sum.to) = sum(AT(s->sum.x), s->sum.x.width); break;
     }
 #undef AT
+}
+
+static RowsOf rows_in(const Run *run, Buffer buffer) { return (RowsOf){row_at(run, buffer, 0), stride_of(run, buffer)}; }
+
+static void recur(const Run *run, Recurrence s, int64_t task, float *state) {
+    const RecurrenceMemory at = {rows_in(run, s.qkv), rows_in(run, s.decay), rows_in(run, s.strength), rows_in(run, s.to),
+                                 state};
+    recurrence_task(&s, run->pass, task, at);
 }
 
 static void task_of(const Step *s, const Run *run, int64_t task, float *scratch) {
@@ -339,19 +351,11 @@ static void task_of(const Step *s, const Run *run, int64_t task, float *scratch)
     }
     case CONVOLVE: {
         const Convolve *c = &s->convolve;
-        const RowsOf x = {row_at(run, c->x, 0), stride_of(run, c->x)}, to = {row_at(run, c->to, 0), stride_of(run, c->to)};
-        convolve_task(c, pass, task, x, to);
+        convolve_task(c, pass, task, rows_in(run, c->x), rows_in(run, c->to));
         break;
     }
-    case DELTA_RULE: {
-        const DeltaRule *d = &s->delta_rule;
-        const DeltaMemory at = {{row_at(run, d->qkv, 0), stride_of(run, d->qkv)},
-                                {row_at(run, d->decay, 0), stride_of(run, d->decay)},
-                                {row_at(run, d->strength, 0), stride_of(run, d->strength)},
-                                {row_at(run, d->to, 0), stride_of(run, d->to)}, scratch};
-        delta_task(d, pass, task, at);
-        break;
-    }
+    case DELTA_RULE: recur(run, rule_of(&s->delta_rule), task, scratch); break;
+    case STATE_SPACE: recur(run, space_of(&s->state_space), task, scratch); break;
     default: {
         const int64_t each = rows_a_task(rows, pass->threads), end = (task + 1) * each;
         for (int64_t row = task * each; row < (end < rows ? end : rows); row++) row_task(s, run, row);
@@ -420,6 +424,7 @@ static Sizes sizes_of(const Program *program, const Pass *pass) {
         if (s->kind == SORT) AT_LEAST(experts, s->sort.experts);
         if (s->kind == SORT) AT_LEAST(picks, s->sort.routes.width / 2);
         if (s->kind == DELTA_RULE) AT_LEAST(room, s->delta_rule.size * VALUES_A_TASK);
+        if (s->kind == STATE_SPACE) AT_LEAST(room, s->state_space.size * VALUES_A_TASK);
         if (s->kind != ATTEND) continue;
         AT_LEAST(room, attend_room(&s->attend));
         if (before && alike(before, &s->attend)) continue;

@@ -170,7 +170,10 @@ INLINE vec activated(int64_t kind, vec x) {
         return mul(mul(half, x), add(one, tangent(inner)));
     }
     if (kind == GELU) return mul(mul(half, x), add(one, error_function(mul(x, all(0.7071067812f)))));
-    if (kind == RELU) return where_more(x, all(0.0f), x, where_more(all(0.0f), x, all(0.0f), x));
+    if (kind == RELU || kind == RELU_SQUARED) {
+        const vec kept = where_more(x, all(0.0f), x, where_more(all(0.0f), x, all(0.0f), x));
+        return kind == RELU ? kept : mul(kept, kept);
+    }
     return x;
 }
 
@@ -203,11 +206,19 @@ static void copy_row(const Into *into, const float *x, float *to) {
     for (int64_t i = 0; i < n; i += LANES) put(into, to + i, load_some(x + i, n - i), n - i);
 }
 
+/* Whether all entries of a row are finite. */
+static int watch_row(const Watch *s, const float *x) {
+    int finite = 1;
+    for (int64_t i = 0; i < s->x.width; i++) finite &= x[i] - x[i] == 0;
+    return finite;
+}
+
 static void gate_row(const Gate *s, const float *x, const float *gates, float *to) {
     const int64_t n = s->x.width, one = s->gates.width == 1;
     for (int64_t i = 0; i < n; i += LANES) {
         const vec gate = one ? all(*gates) : load_some(gates + i, n - i);
-        put(&s->to, to + i, mul(load_some(x + i, n - i), s->function == SILU ? activated(SILU, gate) : sigmoid(gate)), n - i);
+        const vec opened = s->function == SIGMOID ? sigmoid(gate) : activated(s->function, gate);
+        put(&s->to, to + i, mul(load_some(x + i, n - i), opened), n - i);
     }
 }
 

@@ -18,7 +18,6 @@ typedef struct {
 } RowsOf;
 
 INLINE int64_t blocks_of_channels(const Convolve *s) { return (s->x.width + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK; }
-INLINE int64_t blocks_of_values(const DeltaRule *s) { return (s->values + VALUES_A_TASK - 1) / VALUES_A_TASK; }
 
 static void convolve_task(const Convolve *s, const Pass *pass, int64_t task, RowsOf x, RowsOf to) {
     const int64_t blocks = blocks_of_channels(s), width = s->x.width, first = task % blocks * CHANNELS_A_TASK;
@@ -58,10 +57,31 @@ static float first_of(vec v) {
     return lanes[0];
 }
 
+/* A delta rule or a state space; what one of them lacks is null. */
+typedef struct {
+    Buffer qkv, decay, strength, to;
+    const float *rates, *bias, *skip;
+    int64_t heads, key_heads, size, values, ring;
+    float *state, *kept, least, most;
+} Recurrence;
+
+#define COMMON(S)                                                                                                          \
+    .qkv = (S)->qkv, .decay = (S)->decay, .to = (S)->to, .rates = (S)->rates, .bias = (S)->bias, .heads = (S)->heads,         \
+    .key_heads = (S)->key_heads, .size = (S)->size, .values = (S)->values, .ring = (S)->ring, .state = (float *)(S)->state, \
+    .kept = (float *)(S)->kept
+
+INLINE Recurrence rule_of(const DeltaRule *s) { return (Recurrence){COMMON(s), .strength = s->strength}; }
+INLINE Recurrence space_of(const StateSpace *s) {
+    return (Recurrence){COMMON(s), .strength = s->decay, .skip = s->skip, .least = (float)s->least, .most = (float)s->most};
+}
+
+INLINE int64_t blocks_of_values(const Recurrence *s) { return (s->values + VALUES_A_TASK - 1) / VALUES_A_TASK; }
+INLINE int64_t recurrence_tasks(const Pass *pass, Recurrence s) { return pass->spans * s.heads * blocks_of_values(&s); }
+
 typedef struct {
     RowsOf qkv, decay, strength, to;
     float *state; /* [size, VALUES_A_TASK] */
-} DeltaMemory;
+} RecurrenceMemory;
 
 /* What a row adds to a state. */
 typedef struct {
@@ -75,7 +95,8 @@ INLINE void load_values(vec *to, const float *x, int64_t n) {
     for (int j = 0; j < VECTORS; j++) to[j] = n > j * LANES ? load_some(x + j * LANES, n - j * LANES) : all(0.0f);
 }
 
-INLINE void move_on(float *state, int64_t size, const Added *row) {
+/* A row of a delta rule. */
+INLINE void correct(float *state, int64_t size, const Added *row) {
     vec sums[VECTORS];
     const vec decay = all(row->decay), strength = all(row->strength);
     for (int j = 0; j < VECTORS; j++) sums[j] = all(0.0f);
@@ -108,15 +129,59 @@ INLINE void ask(const float *state, int64_t size, const float *query, float *to,
     for (int j = 0; j < VECTORS && j * LANES < n; j++) store_some(to + j * LANES, sums[j], n - j * LANES);
 }
 
+/* A row of a state space, and what its query finds behind it, if there is one. */
+INLINE void add_to(float *state, int64_t size, const Added *row, const float *query, vec *sums) {
+    const vec decay = all(row->decay), strength = all(row->strength);
+    vec value[VECTORS];
+    for (int j = 0; j < VECTORS; j++) value[j] = mul(row->value[j], strength), sums[j] = all(0.0f);
+    for (int64_t i = 0; i < size; i++) {
+        const vec key = all(row->key[i]), entry = all(query ? query[i] : 0.0f);
+        for (int j = 0; j < VECTORS; j++) {
+            float *at = state + i * VALUES_A_TASK + j * LANES;
+            const vec left = fma3(key, value[j], mul(load(at), decay));
+            store(at, left);
+            if (query) sums[j] = fma3(left, entry, sums[j]);
+        }
+    }
+}
+
+INLINE void move_on(float *state, const Recurrence *s, const Added *row) {
+    vec nothing[VECTORS];
+    if (s->skip) add_to(state, s->size, row, 0, nothing);
+    else correct(state, s->size, row);
+}
+
+/* The same, and the results of the row. */
+INLINE void compute_row(float *state, const Recurrence *s, int64_t head, const Added *row, const float *query, float *to,
+                        int64_t n) {
+    if (!s->skip) {
+        correct(state, s->size, row);
+        ask(state, s->size, query, to, n);
+        return;
+    }
+    vec sums[VECTORS];
+    add_to(state, s->size, row, query, sums);
+    for (int j = 0; j < VECTORS && j * LANES < n; j++)
+        store_some(to + j * LANES, fma3(row->value[j], all(s->skip[head]), sums[j]), n - j * LANES);
+}
+
+/* What is left of a state, and how much of a row is added. */
+INLINE void gates_of(const Recurrence *s, int64_t head, float decay, float strength, Added *row) {
+    float step = softplus(decay + s->bias[head]);
+    if (s->skip) step = step < s->least ? s->least : step > s->most ? s->most : step;
+    row->decay = first_of(exponential(all(step * s->rates[head])));
+    row->strength = s->skip ? step : first_of(sigmoid(all(strength)));
+}
+
 /* Some columns of the state of a head. */
-static void delta_task(const DeltaRule *s, const Pass *pass, int64_t task, DeltaMemory at) {
+static void recurrence_task(const Recurrence *s, const Pass *pass, int64_t task, RecurrenceMemory at) {
     const int64_t blocks = blocks_of_values(s), first = task % blocks * VALUES_A_TASK, head = task / blocks % s->heads;
     const int64_t n = s->values - first < VALUES_A_TASK ? s->values - first : VALUES_A_TASK;
     const int64_t share = s->heads / s->key_heads, keys = s->key_heads * s->size, values = s->heads * s->values;
     const int64_t own_key = head / share * s->size, own_value = head * s->values + first, width = keys + values + 2 * s->heads;
     const Span span = pass->span[task / blocks / s->heads];
-    float *kept = (float *)s->kept + span.slot * s->ring * width;
-    float *stored = (float *)s->state + (span.slot * s->heads + head) * s->size * s->values + first;
+    float *kept = s->kept + span.slot * s->ring * width;
+    float *stored = s->state + (span.slot * s->heads + head) * s->size * s->values + first;
     memset(at.state, 0, sizeof(float) * s->size * VALUES_A_TASK);
     if (span.base)
         for (int64_t i = 0; i < s->size; i++)
@@ -126,7 +191,7 @@ static void delta_task(const DeltaRule *s, const Pass *pass, int64_t task, Delta
         const float *of = kept + position % s->ring * width, *gates = of + keys + values;
         row.key = of + own_key, row.decay = gates[head], row.strength = gates[s->heads + head];
         load_values(row.value, of + keys + own_value, n);
-        move_on(at.state, s->size, &row);
+        move_on(at.state, s, &row);
     }
     for (int64_t r = 0; r <= span.tokens; r++) {
         const int64_t position = span.start + r;
@@ -136,13 +201,10 @@ static void delta_task(const DeltaRule *s, const Pass *pass, int64_t task, Delta
         if (r == span.tokens) break;
         const float *x = at.qkv.at + (span.row + r) * at.qkv.apart, *value = x + 2 * keys + own_value;
         const float decay = at.decay.at[(span.row + r) * at.decay.apart + head];
-        const float strength = at.strength.at[(span.row + r) * at.strength.apart + head];
+        gates_of(s, head, decay, at.strength.at[(span.row + r) * at.strength.apart + head], &row);
         row.key = x + keys + own_key;
-        row.decay = first_of(exponential(all(softplus(decay + s->bias[head]) * s->rates[head])));
-        row.strength = first_of(sigmoid(all(strength)));
         load_values(row.value, value, n);
-        move_on(at.state, s->size, &row);
-        ask(at.state, s->size, x + own_key, at.to.at + (span.row + r) * at.to.apart + own_value, n);
+        compute_row(at.state, s, head, &row, x + own_key, at.to.at + (span.row + r) * at.to.apart + own_value, n);
         if (position < span.certain) continue;
         float *to = kept + position % s->ring * width, *gates = to + keys + values;
         memcpy(to + keys + own_value, value, sizeof(float) * n);

@@ -16,6 +16,7 @@ _SILU = tl.constexpr(int(Activation.SILU))
 _GELU_TANH = tl.constexpr(int(Activation.GELU_TANH))
 _GELU = tl.constexpr(int(Activation.GELU))
 _RELU = tl.constexpr(int(Activation.RELU))
+_RELU_SQUARED = tl.constexpr(int(Activation.RELU_SQUARED))
 _SIGMOID = tl.constexpr(int(Activation.SIGMOID))
 _TANH = tl.constexpr(int(Activation.TANH))
 _ROOT = tl.constexpr(int(Activation.ROOT))
@@ -104,6 +105,9 @@ def activated(x, KIND: tl.constexpr):
         x = (x * 0.5) * (error_function(x * 0.7071067812) + 1.0)
     elif KIND == _RELU:
         x = tl.where(x < 0.0, 0.0, x)
+    elif KIND == _RELU_SQUARED:
+        x = tl.where(x < 0.0, 0.0, x)
+        x = x * x
     elif KIND == _SIGMOID:
         x = sigmoid(x)
     elif KIND == _TANH:

@@ -182,6 +182,7 @@ def _route(
     count,
     experts,
     factor,
+    added,
     PICKS: tl.constexpr,
     NORMALIZED: tl.constexpr,
     SCORING: tl.constexpr,
@@ -239,7 +240,7 @@ def _route(
         for pick in tl.static_range(PICKS):
             together += tl.sum(tl.where(taken & (place == pick), score, 0.0), 1)  # one of them, and zeros
         if SCORING == _SIGMOIDS:
-            together += 1e-20
+            together += added
         weight = tl.div_rn(score, together[:, None])
     if SCALES:
         weight = weight * factor
@@ -286,7 +287,8 @@ def route(step: Route, x: torch.Tensor, to: torch.Tensor) -> None:
     (count, experts), (_, blocks) = x.shape, _shape(*x.shape)
     rows, correction = tile(count, _ROUTED), x if step.correction is None else step.correction
     _route[(triton.cdiv(count, rows),)](
-        *(x, correction, to, count, experts, float(step.factor), to.shape[1] // 2, step.normalized, int(step.scoring)),
+        *(x, correction, to, count, experts, float(step.factor), float(step.added)),
+        *(to.shape[1] // 2, step.normalized, int(step.scoring)),
         *(step.correction is not None, step.groups, step.best_groups, step.of_group, step.factor != 1),
         *(above(experts), above(step.groups), rows, blocks),
         num_warps=1,

@@ -11,6 +11,7 @@ from helpers.steps import numbers
 from helpers.threads import using
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from detgen.kernels.bits import same_bits
@@ -19,7 +20,7 @@ from detgen.program.interpreter import Interpreter
 from detgen.program.operands import Activation, Buffer, Into
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.states import Convolve, DeltaRule
+from detgen.program.states import Convolve, DeltaRule, StateSpace
 from detgen.program.steps import Norm
 
 LIBRARIES = {name: library for name in BUILDS if (library := build(name)) is not None}
@@ -28,24 +29,39 @@ WIDTH = 2 * KEYS * SIZE + HEADS * VALUES
 X, MIXED, TO = Buffer("x", WIDTH), Buffer("mixed", WIDTH), Buffer("to", HEADS * VALUES)
 DECAY, STRENGTH = Buffer("decay", HEADS), Buffer("strength", HEADS)
 WEIGHT, RATES, BIAS = numbers(1, TAPS, WIDTH) / 2, -numbers(2, HEADS).abs(), numbers(3, HEADS)
+SKIP, LIMITS = numbers(10, HEADS), (0.4, 1.3)  # of a state space, whose steps are between them
 GIVEN = {X: numbers(4, LENGTH, WIDTH), DECAY: numbers(5, LENGTH, HEADS), STRENGTH: numbers(6, LENGTH, HEADS)}
 
 
-def _program() -> Program:
-    """A convolution and a delta rule with queries and keys of length 1, of two slots in which others left something."""
+KINDS = [DeltaRule, StateSpace]
+Kind = type[DeltaRule] | type[StateSpace]
+
+
+def _program(kind: Kind) -> Program:
+    """A convolution and a delta rule with queries and keys of length 1, of two slots in which others left something.
+
+    Or a convolution with a bias and a state space.
+    """
     made, keys = Program(X, DECAY, STRENGTH), KEYS * SIZE
     silu: dict[str, Any] = {"activation": Activation.SILU, "taps": TAPS, "ring": RING}
-    made.add(Convolve(name="convolved", x=X, to=MIXED, weight=WEIGHT, kept=numbers(7, 2, RING, WIDTH), **silu))
-    for at, scale in ((0, 1 / SIZE), (keys, SIZE**-0.5)):
-        shape: dict[str, Any] = {"at": at, "vectors": KEYS, "size": SIZE, "weight": torch.full((SIZE,), scale)}
-        made.add(Norm(name="normed", x=MIXED, to=Into(MIXED), epsilon=1e-6 / SIZE, centred=False, **shape))
+    bias = None if kind is DeltaRule else WEIGHT[0].contiguous()
+    made.add(
+        Convolve(name="convolved", x=X, to=MIXED, weight=WEIGHT, bias=bias, kept=numbers(7, 2, RING, WIDTH), **silu)
+    )
     kept: dict[str, Any] = {
         "state": numbers(8, 2, HEADS, SIZE, VALUES),
         "kept": numbers(9, 2, RING, keys + HEADS * VALUES + 2 * HEADS),
     }
     sizes: dict[str, Any] = {"heads": HEADS, "key_heads": KEYS, "size": SIZE, "values": VALUES, "ring": RING}
-    gates: dict[str, Any] = {"decay": DECAY, "strength": STRENGTH, "rates": RATES, "bias": BIAS}
-    made.add(DeltaRule(name="ruled", qkv=MIXED, to=TO, **gates, **sizes, **kept))
+    gates: dict[str, Any] = {"decay": DECAY, "rates": RATES, "bias": BIAS}
+    if kind is StateSpace:
+        limits = dict(zip(("least", "most"), LIMITS, strict=True))
+        made.add(StateSpace(name="spaced", qkv=MIXED, to=TO, skip=SKIP, **limits, **gates, **sizes, **kept))
+        return made
+    for at, scale in ((0, 1 / SIZE), (keys, SIZE**-0.5)):
+        shape: dict[str, Any] = {"at": at, "vectors": KEYS, "size": SIZE, "weight": torch.full((SIZE,), scale)}
+        made.add(Norm(name="normed", x=MIXED, to=Into(MIXED), epsilon=1e-6 / SIZE, centred=False, **shape))
+    made.add(DeltaRule(name="ruled", qkv=MIXED, to=TO, strength=STRENGTH, **gates, **sizes, **kept))
     return made
 
 
@@ -61,20 +77,27 @@ def _whole(run: Interpreter | Runner) -> torch.Tensor:
     return _pass(run, GIVEN, [[0, 0, 0, LENGTH, 0, LENGTH]])
 
 
-def test_it_is_what_transformers_computes() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_what_transformers_computes(kind: Kind) -> None:
     """Its own code in float64 is as far away as float32 is."""
     x, decay, strength = (GIVEN[b].double() for b in (X, DECAY, STRENGTH))
-    mixed = qwen.causal_conv1d_fn(x.t()[None], WEIGHT.t().double(), activation="silu")[0].t()
+    bias = None if kind is DeltaRule else WEIGHT[0].double()
+    mixed = qwen.causal_conv1d_fn(x.t()[None], WEIGHT.t().double(), bias, activation="silu")[0].t()
     q, k, v = mixed.split([KEYS * SIZE, KEYS * SIZE, HEADS * VALUES], 1)
-    want, _ = qwen.torch_recurrent_gated_delta_rule(
-        *(x.view(1, LENGTH, KEYS, SIZE) for x in (q, k)),
-        v.view(1, LENGTH, HEADS, VALUES),
-        g=(RATES.double() * torch.nn.functional.softplus(decay + BIAS.double()))[None],
-        beta=strength.sigmoid()[None],
-        use_qk_l2norm_in_kernel=True,
-    )
+    q, k = (x.view(1, LENGTH, KEYS, SIZE) for x in (q, k))
+    v, found = v.view(1, LENGTH, HEADS, VALUES), _whole(Interpreter(_program(kind)))
+    if kind is DeltaRule:
+        want, _ = qwen.torch_recurrent_gated_delta_rule(
+            *(q, k, v),
+            g=(RATES.double() * torch.nn.functional.softplus(decay + BIAS.double()))[None],
+            beta=strength.sigmoid()[None],
+            use_qk_l2norm_in_kernel=True,
+        )
+    else:
+        rates, skip, bias = (x.double() for x in (RATES, SKIP, BIAS))
+        how: dict[str, Any] = {"D": skip, "dt_bias": bias, "dt_softplus": True, "dt_limit": LIMITS}
+        want = mamba2.mamba2_chunk_scan(v, decay[None], rates, k, q, 5, **how)
     want = want.reshape(LENGTH, -1).float()
-    found = _whole(Interpreter(_program()))
     assert (found - want).abs().max() < 1e-5 * want.abs().max()
 
 
@@ -92,12 +115,14 @@ def _cut(draw: st.DrawFn) -> list[tuple[int, int, int, int, int]]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(rounds=_cut(), threads=st.integers(1, 3))
-def test_rows_have_the_same_bits_in_any_passes(rounds: list[tuple[int, int, int, int, int]], threads: int) -> None:
+@given(kind=st.sampled_from(KINDS), rounds=_cut(), threads=st.integers(1, 3))
+def test_rows_have_the_same_bits_in_any_passes(
+    kind: Kind, rounds: list[tuple[int, int, int, int, int]], threads: int
+) -> None:
     """Of windows with wrong drafts behind the right ones, beside a neighbour, in every build."""
-    want = _whole(Interpreter(_program()))
-    runs: list[Interpreter | Runner] = [Runner(library, _program()) for library in LIBRARIES.values()]
-    for run in [Interpreter(_program()), *runs]:
+    want = _whole(Interpreter(_program(kind)))
+    runs: list[Interpreter | Runner] = [Runner(library, _program(kind)) for library in LIBRARIES.values()]
+    for run in [Interpreter(_program(kind)), *runs]:
         with using(threads):
             assert all(same_bits(*pair) for pair in _results(run, rounds, want))
 
@@ -117,13 +142,14 @@ def _results(
         yield _pass(run, given, spans)[other : other + right], want[start : start + right]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_a_state_that_is_not_rolled_back_is_found(name: str) -> None:
+def test_a_state_that_is_not_rolled_back_is_found(name: str, kind: Kind) -> None:
     """A pass that takes a row for certain which was wrong gives other bits afterwards."""
-    want = _whole(Interpreter(_program()))
+    want = _whole(Interpreter(_program(kind)))
     sound = [(0, 0, 2, 1, 1), (1, 2, 1, 0, 3)]
     broken = [(0, 0, 2, 1, 3), (3, 2, 1, 0, 3)]  # the wrong row has moved the state on
-    assert all(same_bits(*pair) for pair in _results(Runner(LIBRARIES[name], _program()), sound, want))
-    first, second = _results(Runner(LIBRARIES[name], _program()), broken, want)
+    assert all(same_bits(*pair) for pair in _results(Runner(LIBRARIES[name], _program(kind)), sound, want))
+    first, second = _results(Runner(LIBRARIES[name], _program(kind)), broken, want)
     assert same_bits(*first)
     assert not same_bits(*second)

@@ -105,12 +105,12 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     "sum": (norms._sum, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
     "route": (
         norms._route,
-        [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"],
+        [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32", "fp32"],
         [8, True, int(Scoring.OVER_ALL), False, 1, 1, 1, False, 128, 2, norms._ROUTED, 1],
     ),
     "route: groups": (
         norms._route,
-        [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"],
+        [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32", "fp32"],
         [8, True, int(Scoring.SIGMOIDS), True, 8, 4, 2, True, 256, 8, norms._ROUTED, 2],
     ),
     "embed": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [1, 1, False, True, 1, 256]),
@@ -126,7 +126,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
             [FLOAT, LONG if name == "taken" else FLOAT, FLOAT, "i32", "i32", "fp32"],
             [name == "taken", int(name == "gated"), function, name == "gated", name == "gated", 1, 256],
         )
-        for name, function in {"taken": 0, "gated": 5, "GELU": 3, "GELU by tanh": 2, "1 / root": 8}.items()
+        for name, function in {"taken": 0, "gated": 6, "GELU": 3, "GELU by tanh": 2, "1 / root": 9}.items()
     },
     "weigh": (rowwise._weigh, [FLOAT, FLOAT, FLOAT, "i32", "i32"], [8, 1, 256]),
     "combine": (rowwise._combine, [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"], [8, True, True, True, 1, 256]),

@@ -49,7 +49,7 @@ from detgen.program.states import STATEFUL
 from detgen.program.steps import STEPS
 from detgen.program.storage import Storage
 
-LINEAR = [Activation.NONE, Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.RELU]
+LINEAR = [activation for activation in Activation if activation <= Activation.RELU_SQUARED]
 NONE = torch.zeros(0, 4, dtype=torch.int64)
 
 
