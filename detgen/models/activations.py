@@ -16,8 +16,12 @@ ACTIVATIONS = {
     "GELU": Activation.GELU,
     "GELUActivation": Activation.GELU,
     "ReLU": Activation.RELU,
+    "ReLUSquaredActivation": Activation.RELU_SQUARED,
     "BloomGelu": Activation.GELU_TANH,
 }
+_NAMES = ("act_fn", "activation_fn", "act", "activation", "gelu_impl")  # of what a feed-forward has
+# Modules whose forward names their activation.
+_NAMED = dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm2MoeExperts"), Activation.SILU)
 
 
 def activation_of(module: Any) -> Activation:
@@ -26,8 +30,12 @@ def activation_of(module: Any) -> Activation:
     Raises:
         UnknownError: if it is another one.
     """
+    if type(module).__name__ in _NAMED:
+        return _NAMED[type(module).__name__]
     found = next(
-        getattr(module, name) for name in ("act_fn", "activation_fn", "act", "gelu_impl") if hasattr(module, name)
+        getattr(module, name)
+        for name in ("act_fn", "activation_fn", "act", "activation", "gelu_impl")
+        if hasattr(module, name)
     )
     name = type(found).__name__
     if getattr(found, "approximate", "none") != "none":  # torch's own module

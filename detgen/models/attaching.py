@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.generic.attending import attend_current, attending
-from detgen.models.description import has_description, state_shapes
+from detgen.models.description import has_description, states_of
 from detgen.models.lazy_weights import widened
 from detgen.models.masks import ASKING, Mask, Seen, UnknownMaskError
 from detgen.models.own_attention import Heads, asking_modules
@@ -155,7 +155,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         traits[layer] = AttentionTraits(found.scale, seen.window, None, seen.chunk, slopes=found.slopes)
 
     called: set[nn.Module] = set()
-    states = state_shapes(model)
+    states, alone = states_of(model)
     with refusing(kind), ExitStack() as hooks:
         for net in states:  # what it tells a row of those before it is known
             net.forward = lambda hidden_states, **_: torch.zeros_like(hidden_states)
@@ -179,7 +179,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
     # The setting may be of an encoder.
     count = max([model.config.get_text_config().num_hidden_layers, *(i + 1 for i in sizes)])
     kept = {net.layer_idx: shape for net, shape in states.items()}
-    missing = [i for i in range(count) if i not in sizes and i not in kept]
+    missing = [i for i in range(count) if i not in sizes and i not in kept and i not in alone]
     if missing:
         which = "its layers do" if len(missing) == count else f"layers {missing} of {count} do"
         raise EngineError(
@@ -191,7 +191,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
     except NotImplementedError as e:
         raise EngineError(f"{kind} is not supported: {e}") from e
     layers = [sizes.get(i, (0, 0, 0, 0)) for i in range(count)]
-    group = min(q // h for q, h, _, _ in sizes.values())
+    group = min((q // h for q, h, _, _ in sizes.values()), default=1)
     uncalled = {
         name for name, m in model.named_modules() if name and _parent(model, name) in called and m not in called
     }

@@ -22,6 +22,7 @@ class AttentionSteps:
     Attributes:
         name: of the module.
         out: what its results go through.
+        factor: of what that gives.
         ends: name of that.
     """
 
@@ -38,12 +39,12 @@ class AttentionSteps:
         self._norms = {part: NormParts.of(norm, keep, entries) for part, entries, norm in sizes if norm is not None}
         self._sinks = None if attention.sinks is None else keep(attention.sinks)
         self._slopes = None if traits.slopes is None else keep(torch.tensor(traits.slopes))
-        self._qkv: list[tuple[int, Weight]] | _LatentSteps
+        self._qkv: list[tuple[int, Weight, float]] | _LatentSteps
         if isinstance(attention.qkv, Latent):
             self._qkv = _LatentSteps(attention, attention.qkv, form, keep)
         else:
             self._qkv = side_by_side(attention.qkv, form, keep)
-        self.out = joint([attention.out], form, keep)
+        self.out, self.factor = joint([attention.out], form, keep), attention.out.factor
         self._gate = None if attention.gate is None else joint([attention.gate], form, keep)
 
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
@@ -55,9 +56,9 @@ class AttentionSteps:
         if isinstance(self._qkv, _LatentSteps):
             self._qkv.build(program, name, read, qkv)
         else:
-            for at, weight in self._qkv:
+            for at, weight, factor in self._qkv:
                 part = f"{name}.qkv_proj" + (f", from {at} on" if at else "")
-                program.add(steps.Linear(name=part, x=read, to=Into(qkv), at=at, weight=weight))
+                program.add(steps.Linear(name=part, x=read, to=Into(qkv, factor=factor), at=at, weight=weight))
         store = steps.Rotate(name=f"{name}, rotated", qkv=qkv, cache=cache, last=last)
         if self._tuning is not None:
             store = replace(store, factors=angles.factors(self._tuning))

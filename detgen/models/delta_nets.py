@@ -10,6 +10,7 @@ from torch import nn
 
 from detgen.kernels.decoder import StateShape
 from detgen.models.parts import DeltaNet, Linear, Norm, UnknownError, some_rows
+from detgen.models.short_convolutions import taps_of
 
 
 def delta_shape(net: Any) -> StateShape:
@@ -42,9 +43,7 @@ def delta_net(
         raise UnknownError("a delta net with another norm or activation")
     if net.conv1d.bias is not None:
         raise UnknownError("a delta net whose convolution has a bias")
-    weight = tensor_of(net.conv1d.weight).float()
-    if tuple(weight.shape) != (shape.channels, 1, shape.taps):
-        raise UnknownError("a delta net whose convolution mixes channels")
+    weight, _ = taps_of(net.conv1d, shape, tensor_of)
     if hasattr(net, "in_proj_qkvz"):
         qkv, gate, strength, decay = _apart(linear_of(net.in_proj_qkvz), linear_of(net.in_proj_ba), shape)
     else:
@@ -56,7 +55,7 @@ def delta_net(
         gate=gate,
         decay=decay,
         strength=strength,
-        weight=weight[:, 0].t().contiguous(),
+        weight=weight,
         rates=tensor_of(net.A_log).float(),
         bias=tensor_of(net.dt_bias).float(),
         norm=Norm(tensor_of(norm.weight).float(), None, norm.variance_epsilon, centred=False),

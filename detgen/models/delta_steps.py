@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from detgen.kernels.c.quantizing import Form
 from detgen.models.parts import DeltaNet
-from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint
+from detgen.models.short_convolution_steps import Taps
+from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, taken
 from detgen.program import steps
 from detgen.program.arithmetic import exponential
 from detgen.program.operands import Activation, Buffer, Into
 from detgen.program.program import Program
-from detgen.program.states import Convolve, DeltaRule
+from detgen.program.states import DeltaRule
 
 _EPSILON = 1e-6  # is added to the sum of squares of a query or a key
 
@@ -31,35 +33,25 @@ class DeltaSteps:
         self._qkv, self._gate, self._decay, self._strength = (
             joint([linear], form, keep) for linear in (net.qkv, net.gate, net.decay, net.strength)
         )
-        self._weight, self._bias, self._rates = keep(net.weight), keep(net.bias), keep(-exponential(net.rates))
+        self._taps = Taps(net.weight, None, Activation.SILU, keep)
+        self._bias, self._rates = keep(net.bias), keep(-exponential(net.rates))
         self._norm = NormParts.of(net.norm, keep, shape.heads * shape.values)
-        self.out = joint([net.out], form, keep)
+        self.out, self.factor = joint([net.out], form, keep), net.out.factor
 
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
-        """Append its steps; the buffer of its results."""
+        """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
         assert where.states is not None, "there is room for them"
         shape, states = self._shape, where.states
-        mixed, convolved = Buffer("mixed", shape.channels), Buffer("convolved", shape.channels)
+        mixed = Buffer("mixed", shape.channels)
         gates, ruled = (Buffer(of, shape.heads * shape.values) for of in ("gates of values", "ruled"))
         decay, strength = (Buffer(of, shape.heads) for of in ("decay", "strength"))
         linears = (
-            *(("in_proj_qkv", mixed, self._qkv), ("in_proj_z", gates, self._gate)),
-            *(("in_proj_a", decay, self._decay), ("in_proj_b", strength, self._strength)),
+            *(("in_proj_qkv", mixed, self._qkv), ("in_proj_a", decay, self._decay)),
+            ("in_proj_b", strength, self._strength),
         )
         for part, to, weight in linears:
             program.add(steps.Linear(name=f"{name}.{part}", x=read, to=Into(to), weight=weight))
-        program.add(
-            Convolve(
-                name=f"{name}.conv1d",
-                x=mixed,
-                to=convolved,
-                weight=self._weight,
-                activation=Activation.SILU,
-                taps=shape.taps,
-                ring=states.convolved.shape[1],
-                kept=states.convolved,
-            )
-        )
+        convolved = self._taps.build(program, f"{name}.conv1d", mixed, states)
         for i, (part, length) in enumerate(self._lengths.items()):
             norm = NormParts(shape.key_heads, shape.size, length, None, _EPSILON / shape.size, centred=False)
             at = i * shape.key_heads * shape.size
@@ -82,6 +74,11 @@ class DeltaSteps:
                 kept=states.kept,
             )
         )
-        program.add(self._norm.step(f"{name}.norm", ruled, Into(ruled)))
-        program.add(steps.Gate(name=f"{name}, gated", x=ruled, gates=gates, to=Into(ruled), function=Activation.SILU))
+        if last:
+            ruled = taken(program, "rows wanted, ruled", ruled)
+            read = taken(program, "rows wanted, normed", read)
+        program.add(steps.Linear(name=f"{name}.in_proj_z", wanted=last, x=read, to=Into(gates), weight=self._gate))
+        program.add(self._norm.step(f"{name}.norm", ruled, Into(ruled), wanted=last))
+        how: dict[str, Any] = {"gates": gates, "function": Activation.SILU, "wanted": last}
+        program.add(steps.Gate(name=f"{name}, gated", x=ruled, to=Into(ruled), **how))
         return ruled

@@ -6,8 +6,9 @@ Nothing here computes; loading compares what the description gives with the mode
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,23 +16,23 @@ from torch import nn
 from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.kernels.decoder import StateShape
 from detgen.models.activations import activation_of
-from detgen.models.delta_nets import delta_net, delta_shape
 from detgen.models.families import FAMILIES, Family
 from detgen.models.latent import latent_of
 from detgen.models.mixtures import MIXTURES, routing_of
 from detgen.models.parts import (
     Attention,
-    DeltaNet,
     Experts,
     FeedForward,
     Latent,
     Layer,
     Linear,
+    Mixer,
     Norm,
     UnknownError,
     some_rows,
 )
 from detgen.models.rotary import Rotary, plain_rotary, rotary_of
+from detgen.models.state_nets import state_mixer, state_shape_of
 from detgen.models.stored import Read, Weight, held, turned, whole
 from detgen.models.tuning import tuning_of
 from detgen.models.wrappers import language_model
@@ -159,32 +160,46 @@ class Description:
             UnknownError: if it is not what the row says.
         """
         family, config, layer = self.family, self.config, self.layers[index]
-        mlp = getattr(layer, family.mlp) if family.mlp else layer
+        mlp = self._mlp(layer)
         one, two, three, four = (self._norm(_first(layer, names)) for names in family.norms)
         if four is not None and hasattr(mlp, "experts"):
             raise UnknownError("a norm behind experts")
         parallel = family.parallel
+        made: FeedForward | Experts | None = None
+        if mlp is not None:
+            made = self._experts(mlp, layer) if hasattr(mlp, "experts") else self._feed_forward(mlp)
         return Layer(
-            mixer=self._mixer(index),
+            mixers=tuple(self._mixers(index)),
             norms=(one, two, three, four),
             parallel=bool(getattr(config, parallel)) if isinstance(parallel, str) else parallel,
-            mlp=self._experts(mlp) if hasattr(mlp, "experts") else self._feed_forward(mlp),
+            mlp=made,
             residual=float(getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0))),
         )
 
-    def state_shape(self, index: int) -> StateShape | None:
-        """What a layer keeps of each sequence beside keys and values, or instead of them; None for nothing."""
+    def state_net(self, index: int) -> Any:
+        """The module of a layer that keeps a state of each sequence; None if there is none."""
         net = getattr(self.layers[index], self.family.state, None)
-        return None if net is None else delta_shape(net)
+        return None if state_shape_of(net) is None else net
 
-    def _mixer(self, index: int) -> Attention | DeltaNet:
+    def attention(self, index: int) -> Any:
+        """The attention of a layer; None if it has none."""
         layer = self.layers[index]
-        net = getattr(layer, self.family.state, None)
-        if net is None:
-            return self._attention(getattr(layer, self.family.attention), index)
-        if index == len(self.layers) - 1:
-            raise UnknownError("a last layer without keys, by which broken rows are known")
-        return delta_net(net, self._linear, self._tensor)
+        found = getattr(layer, self.family.attention, None)
+        return None if found is self.state_net(index) or found is self._mlp(layer) else found
+
+    def _mlp(self, layer: Any) -> Any:
+        """The feed-forward of a layer, or the mixture of experts; None if it has neither."""
+        family = self.family
+        found = _first(layer, family.mlp) if family.mlp else layer
+        return found if hasattr(found, "experts") or hasattr(found, family.gate or family.up) else None
+
+    def _mixers(self, index: int) -> Iterator[Mixer]:
+        net, attention, layer = self.state_net(index), self.attention(index), self.layers[index]
+        if net is not None:
+            yield state_mixer(net, layer, self.config, self._linear, self._tensor)
+        if attention is not None:
+            made = self._attention(attention, index)
+            yield replace(made, out=made.out._replace(factor=float(getattr(layer, "attn_out_multiplier", 1.0))))
 
     def _attention(self, attention: Any, index: int) -> Attention:
         family, config = self.family, self.config
@@ -202,6 +217,8 @@ class Description:
             heads = out.weight.shape[1] // size
             kv_heads = getattr(attention, "num_kv_heads", None) or getattr(config, "num_key_value_heads", None) or heads
             qkv = [self._linear(getattr(attention, name)) for name in family.qkv]
+            if hasattr(attention, "key_multiplier"):  # Falcon H1's
+                qkv = _multiplied(qkv, float(self.layers[index].attention_in_multiplier), attention.key_multiplier)
             if family.gated:
                 each = torch.arange(2 * heads * size).view(heads, 2, size)  # a head's query, and its gate
                 qkv[0], gate = (some_rows(qkv[0], each[:, part].flatten()) for part in range(2))
@@ -237,31 +254,40 @@ class Description:
     def _feed_forward(self, mlp: Any) -> FeedForward:
         family = self.family
         up = [self._linear(getattr(mlp, name)) for name in (family.gate, family.up) if name]
-        return FeedForward(up, bool(family.gate), activation_of(mlp), self._linear(getattr(mlp, family.down)))
+        down, activation = self._linear(getattr(mlp, family.down)), activation_of(mlp)
+        if hasattr(mlp, "gate_multiplier"):  # Falcon H1's
+            up[0], down = up[0]._replace(factor=mlp.gate_multiplier), down._replace(factor=mlp.down_multiplier)
+            if mlp.gate_multiplier != 1 and activation != Activation.SILU:
+                raise UnknownError("another activation of gates with a factor")
+        return FeedForward(up, bool(family.gate), activation, down)
 
-    def _experts(self, mlp: Any) -> Experts:
+    def _experts(self, mlp: Any, layer: Any) -> Experts:
         mixture = MIXTURES.get(type(mlp).__name__)
         if mixture is None:
             raise UnknownError(type(mlp).__name__)
         experts, router, biases = mlp.experts, getattr(mlp, mixture.router), None
+        if type(getattr(mlp, "fc1_latent_proj", None)) is nn.Linear:
+            raise UnknownError("experts that read short vectors")
         if hasattr(experts, "gate_up_proj_bias"):
             biases = self._tensor(experts.gate_up_proj_bias), self._tensor(experts.down_proj_bias)
         shared = None
-        if hasattr(mlp, mixture.shared):
-            gate = getattr(mlp, f"{mixture.shared}_gate", None)
-            shared = self._feed_forward(getattr(mlp, mixture.shared)), None if gate is None else self._linear(gate)
+        beside = next((of for of in (mlp, layer) if hasattr(of, mixture.shared)), None)
+        if beside is not None:
+            gate = getattr(beside, f"{mixture.shared}_gate", None)
+            shared = self._feed_forward(getattr(beside, mixture.shared)), None if gate is None else self._linear(gate)
         linear = getattr(router, mixture.logits) if mixture.logits else router
-        bias = getattr(linear, "bias", None)
+        bias, gated = getattr(linear, "bias", None), hasattr(experts, "gate_up_proj")
         return Experts(
             router=Linear(self._tensor(linear.weight), None if bias is None else self._tensor(bias)),
-            up=self._of_experts(experts, experts.gate_up_proj),
+            up=self._of_experts(experts, experts.gate_up_proj if gated else experts.up_proj),
             down=self._of_experts(experts, experts.down_proj),
             biases=biases,
+            gated=gated,
             interleaved=not getattr(experts, "is_concatenated", True),
             activation=Activation.SILU if mixture.clamped else activation_of(experts),
             limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
             picks=int(router.top_k),
-            routing=routing_of(mlp, router, mixture.scoring),
+            routing=routing_of(mlp, router, mixture),
             weighs_inputs=mixture.weighs_inputs,
             shared=shared,
         )
@@ -276,7 +302,7 @@ class Description:
     def _rotary(self, attention: Any, index: int) -> Rotary | None:
         if getattr(attention, "rotary_dim", None):  # GPT-J's
             return plain_rotary(10000.0, attention.rotary_dim // 2)
-        rotary = getattr(self.inner, "rotary_emb", None)
+        rotary = _first(self.inner, "rotary_emb pos_emb")
         if rotary is None or not getattr(attention, self.family.rotates, True):
             return None
         kinds = getattr(self.config, "layer_types", None)
@@ -387,10 +413,31 @@ def has_description(model: Any) -> bool:
     return describe(model) is not None
 
 
-def state_shapes(model: Any) -> dict[Any, StateShape]:
-    """The modules of a model that keep states of sequences, as programs know them, and what they keep."""
+def _multiplied(qkv: list[Linear], read: float, keys: float) -> list[Linear]:
+    """Queries, keys and values whose inputs are multiplied by a factor, and keys by another one."""
+    if read != 1 and any(one.bias is not None for one in qkv):
+        raise UnknownError("a bias of what reads multiplied rows")
+    return [one._replace(factor=read * of) for one, of in zip(qkv, (1.0, float(keys), 1.0), strict=True)]
+
+
+class States(NamedTuple):
+    """What keeps states in a model, as programs know it.
+
+    Attributes:
+        shapes: the modules that do, and what they keep.
+        alone: layers without an attention and without such a module.
+    """
+
+    shapes: dict[Any, StateShape]
+    alone: frozenset[int]
+
+
+def states_of(model: Any) -> States:
+    """The modules of a model that keep states of sequences."""
     found = describe(model)
     if found is None:
-        return {}
-    nets = {getattr(layer, found.family.state, None): found.state_shape(i) for i, layer in enumerate(found.layers)}
-    return {net: shape for net, shape in nets.items() if shape is not None}
+        return States({}, frozenset())
+    layers = range(len(found.layers))
+    nets = [found.state_net(i) for i in layers]
+    shapes = {net: shape for net in nets if (shape := state_shape_of(net)) is not None}
+    return States(shapes, frozenset(i for i in layers if nets[i] is None and found.attention(i) is None))

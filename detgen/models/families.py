@@ -18,7 +18,7 @@ class Family(NamedTuple):
         head: the output layer.
         logit_factor: the setting that logits are multiplied by, as far as a model has it.
         attention: a layer's attention.
-        state: what a layer has in its place if it keeps a state, as far as a model has such layers.
+        state: what a layer has in its place, or beside it, if it keeps a state, as far as a model has such layers.
         qkv: its query, key and value; one name if they are one.
         gated: whether what gives queries gives gates of the attention's results, too, a head's behind its query.
         by_head: whether a joined query, key and value goes by key heads: each has its queries, its key and its value
@@ -31,7 +31,7 @@ class Family(NamedTuple):
         rotates: the setting of an attention that says whether it rotates queries and keys, as far as a model has one.
         interleaved: which entries of a head are rotated together, see `Rotate`; a string names a setting that says it.
         latent: whether queries, keys and values come out of short vectors; `qkv` is not looked at then.
-        mlp: a layer's feed-forward; "" if its parts are the layer's own.
+        mlp: a layer's feed-forward; "" if its parts are the layer's own; of several names the first that a layer has.
         gate: the gate, if there is one; joined with `up` if `up` is empty.
         up: the first linear layer, beside the gate.
         down: the last one.
@@ -86,6 +86,19 @@ _JOINED: dict[str, Any] = {  # queries, keys and values, by key heads
     **{"attention": "self_attention", "qkv": ("query_key_value",), "by_head": True, "out": "dense"},
     **{"gate": "", "up": "dense_h_to_4h", "down": "dense_4h_to_h"},
 }
+_LFM2: dict[str, Any] = {
+    **{"final": "embedding_norm", "state": "conv", "out": "out_proj", "head_norms": ("q_layernorm", "k_layernorm")},
+    **{"mlp": "feed_forward", "gate": "w1", "up": "w3", "down": "w2"},
+    "norms": ("operator_norm", None, "ffn_norm", None),
+}
+_MAMBA: dict[str, Any] = {  # layers of one module each
+    **{"embedding": "embeddings", "final": "norm_f", "attention": "mixer", "state": "mixer", "mlp": "mixer"},
+    **{"gate": "", "norms": ("norm", None, "norm", None)},
+}
+_BAMBA: dict[str, Any] = {
+    **{"final": "final_layernorm", "state": "mamba", "mlp": "feed_forward"},
+    "norms": ("input_layernorm", None, "pre_ff_layernorm", None),
+}
 _GPT_J: dict[str, Any] = {
     **{"inner": "transformer", "embedding": "wte", "layers": "h", "final": "ln_f", "attention": "attn"},
     **{"out": "out_proj", "interleaved": True, "gate": "", "up": "fc_in", "down": "fc_out"},
@@ -108,6 +121,15 @@ FAMILIES = {
     "Qwen3NextForCausalLM": Family(gated=True),
     "Qwen3_5ForCausalLM": Family(gated=True),
     "Qwen3_5MoeForCausalLM": Family(gated=True),
+    "Lfm2ForCausalLM": Family(**_LFM2),
+    "Lfm2MoeForCausalLM": Family(**_LFM2),
+    "GraniteMoeHybridForCausalLM": Family(
+        state="mamba", mlp="block_sparse_moe shared_mlp", gate="input_linear", up="", down="output_linear"
+    ),
+    "NemotronHForCausalLM": Family(**_MAMBA),
+    "FalconH1ForCausalLM": Family(**_BAMBA, logit_factor="lm_head_multiplier"),
+    "BambaForCausalLM": Family(**_BAMBA),
+    "Mamba2ForCausalLM": Family(**_MAMBA, inner="backbone"),
     "GraniteForCausalLM": Family(),
     "Phi3ForCausalLM": Family(qkv=("qkv_proj",), gate="gate_up_proj", up=""),
     "GemmaForCausalLM": Family(),

@@ -266,6 +266,8 @@ def _check_counts(config: dict[str, Any], most_layers: int) -> None:
             continue
         if key == "sliding_window" and value == 0 and config.get("use_sliding_window") is False:
             continue  # as transformers writes it for models that could have one
+        if value == 0 and "expert" in key and config["model_type"] == "granitemoehybrid":
+            continue  # it has none then
         if type(value) is not int or not 1 <= value <= _LARGEST:
             raise WrongFileError(
                 f"config.json: {key} must be a whole number from 1 to {_LARGEST:,}, got {shown(value)}"

@@ -21,6 +21,8 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.")
 _TABLE = re.compile(r"\b(embed_tokens|embed_in|wte|word_embeddings)\.weight$")
 _NOT_QUANTIZED = re.compile(r"embed_(tokens|in|positions)|word_embeddings|wte|wpe|norm|\bln_|bias$")
 
+_WITHOUT_KEYS = ("linear_attention", "conv", "mamba", "moe", "mlp")  # kinds of layers
+
 
 class Known(NamedTuple):
     """A model, or why it is none. Sizes are about right: what is laid out for the processor may be a little larger.
@@ -109,14 +111,26 @@ def _folder(name: str, place: Path) -> Known:
         for kind, bits in _BITS.items():
             weights[kind] = round((linear * bits + (plain * bits if bits >= 16 else head * bits + plain * 32)) / 8)
     text = settings.get("text_config") or settings
-    if isinstance(kinds := text.get("layer_types"), list):  # some keep a state instead
-        text = {**text, "num_hidden_layers": sum(kind != "linear_attention" for kind in kinds)}
+    with_keys = _with_keys(text)
+    if with_keys is not None:
+        text = {**text, "num_hidden_layers": with_keys}
     gpt2 = "n_layer" in text
     names = ("n_layer", "n_head", "n_embd") if gpt2 else ("num_hidden_layers", "num_attention_heads", "hidden_size")
     kv = _latent_kv(text) if "kv_lora_rank" in text else _kv(text, *names, "head_dim", "num_key_value_heads")
     stored = sum(tensor.size for tensor in tensors)
     whole = family in FAMILIES or family == "ThinkingStatesForCausalLM"
     return Known(name, family, whole, sum(c for _, c in counts), stored, weights, kv)
+
+
+def _with_keys(settings: Mapping[str, Any]) -> int | None:
+    """How many layers keep keys and values, where the settings name the kinds of layers; some keep a state instead."""
+    if isinstance(pattern := settings.get("hybrid_override_pattern"), str):  # Nemotron H's
+        return pattern.count("*")
+    for name in ("attn_layer_indices", "full_attn_idxs"):  # Bamba's, LFM2's
+        if isinstance(indices := settings.get(name), list):
+            return len(indices)
+    kinds = settings.get("layer_types") or settings.get("layers_block_type")
+    return sum(kind not in _WITHOUT_KEYS for kind in kinds) if isinstance(kinds, list) else None
 
 
 def _is_linear(tensor: Tensor) -> bool:

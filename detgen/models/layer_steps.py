@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -12,12 +13,17 @@ from detgen.kernels.c.panels import halves, stacked
 from detgen.kernels.c.quantizing import Form, Quantized
 from detgen.models.attention_steps import AttentionSteps
 from detgen.models.delta_steps import DeltaSteps
-from detgen.models.parts import DeltaNet, Experts, FeedForward, Layer
+from detgen.models.mamba_steps import MambaSteps
+from detgen.models.parts import DeltaNet, Experts, FeedForward, Layer, Mamba, Mixer, ShortConvolution
+from detgen.models.short_convolution_steps import ShortConvolutionSteps
 from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, kept, taken
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
-from detgen.program.operands import PANEL, Buffer, Into, Step, Weight
+from detgen.program.operands import PANEL, Activation, Buffer, Into, Step, Weight
 from detgen.program.program import Program
+from detgen.program.states import Watch
+
+MixerSteps: TypeAlias = AttentionSteps | DeltaSteps | ShortConvolutionSteps | MambaSteps
 
 
 class LayerSteps:
@@ -31,40 +37,45 @@ class LayerSteps:
         form: Form,
         keep: Keep,
     ) -> None:
-        mixer, mlp = layer.mixer, layer.mlp
+        mlp = layer.mlp
         self._width = width
-        self._mixer: DeltaSteps | AttentionSteps
-        if isinstance(mixer, DeltaNet):
-            self._mixer = DeltaSteps(mixer, form, keep)
-        else:
-            assert traits is not None, "it was recorded"
-            self._mixer = AttentionSteps(mixer, traits, form, keep)
+        self._mixers = [_mixer_steps(mixer, traits, form, keep) for mixer in layer.mixers]
         self._norms = [None if norm is None else NormParts.of(norm, keep) for norm in layer.norms]
-        self._mlp = _FeedForward(mlp, form, keep) if isinstance(mlp, FeedForward) else _Experts(mlp, form, keep)
+        self._mlp = None
+        if mlp is not None:
+            self._mlp = _FeedForward(mlp, form, keep) if isinstance(mlp, FeedForward) else _Experts(mlp, form, keep)
         self._parallel, self._residual = layer.parallel, layer.residual
 
     def build(self, program: Program, name: str, angles: Angles, where: Entries, *, last: bool) -> None:
-        """Append the layer's steps; behind the attention of the last layer, those of the wanted rows alone."""
-        hidden, mixer = Buffer("hidden", self._width), self._mixer
+        """Append the layer's steps; behind the mixers of the last layer, those of the wanted rows alone."""
+        hidden = read = Buffer("hidden", self._width)
         before, after, before_mlp, after_mlp = self._norms
-        read = self._normed(program, f"{name}.norm before the attention", before, hidden)
-        mixed = mixer.build(program, f"{name}.{mixer.name}", read, angles, where, last=last)
+        if last and not any(isinstance(mixer, AttentionSteps) for mixer in self._mixers):
+            program.add(Watch(name=f"{name}, watched", x=hidden))
+        if self._mixers:
+            read = self._normed(program, f"{name}.norm before the attention", before, hidden)
+        mixed = [mixer.build(program, f"{name}.{mixer.name}", read, angles, where, last=last) for mixer in self._mixers]
         if last:
             hidden = taken(program, "rows wanted", hidden)
             if self._parallel and before is not None and before_mlp is None:
                 read = taken(program, "rows wanted, normed", read)
-        if self._parallel:  # before the attention's results are added to what the feed-forward reads
+        mlp = self._mlp
+        if self._parallel and mlp is not None:  # before the attention's results are added to what the mlp reads
             if before_mlp is not None:
                 read = self._normed(program, f"{name}.norm before the mlp", before_mlp, hidden, wanted=last)
             elif before is None:
                 read = hidden
-            self._mlp.open(program, f"{name}.mlp", read, wanted=last)
+            mlp.open(program, f"{name}.mlp", read, wanted=last)
         into = Into(hidden, add=True, factor=self._residual)
-        Branch(into, after, last).add(program, f"{name}.{mixer.name}.{mixer.ends}", mixer.out, mixed)
+        for mixer, x in zip(self._mixers, mixed, strict=True):
+            branch = Branch(replace(into, factor=into.factor * mixer.factor), after, last)
+            branch.add(program, f"{name}.{mixer.name}.{mixer.ends}", mixer.out, x)
+        if mlp is None:
+            return
         if not self._parallel:
             read = self._normed(program, f"{name}.norm before the mlp", before_mlp, hidden, wanted=last)
-            self._mlp.open(program, f"{name}.mlp", read, wanted=last)
-        self._mlp.close(program, f"{name}.mlp", Branch(into, after_mlp, last))
+            mlp.open(program, f"{name}.mlp", read, wanted=last)
+        mlp.close(program, f"{name}.mlp", Branch(into, after_mlp, last))
 
     def _normed(
         self, program: Program, name: str, norm: NormParts | None, x: Buffer, *, wanted: bool = False
@@ -75,6 +86,17 @@ class LayerSteps:
         normed = Buffer("normed", self._width)
         program.add(norm.step(name, x, Into(normed), wanted=wanted))
         return normed
+
+
+def _mixer_steps(mixer: Mixer, traits: AttentionTraits | None, form: Form, keep: Keep) -> MixerSteps:
+    if isinstance(mixer, DeltaNet):
+        return DeltaSteps(mixer, form, keep)
+    if isinstance(mixer, ShortConvolution):
+        return ShortConvolutionSteps(mixer, form, keep)
+    if isinstance(mixer, Mamba):
+        return MambaSteps(mixer, form, keep)
+    assert traits is not None, "it was recorded"
+    return AttentionSteps(mixer, traits, form, keep)
 
 
 class Branch(NamedTuple):
@@ -107,28 +129,39 @@ class _FeedForward:
     """A feed-forward, as steps take it."""
 
     def __init__(self, mlp: FeedForward, form: Form, keep: Keep) -> None:
-        self._up = joint(mlp.up, form, keep, gated=mlp.gated)
+        # A gate with a factor is no part of what it opens.
+        apart = mlp.gated and mlp.up[0].factor != 1
+        self._gate = (joint(mlp.up[:1], form, keep), mlp.up[0].factor) if apart else None
+        self._up = joint(mlp.up[apart:], form, keep, gated=mlp.gated and not apart)
         self._activation, self._gated = mlp.activation, mlp.gated
-        self.down = joint([mlp.down], form, keep)
+        self.down, self._factor = joint([mlp.down], form, keep), mlp.down.factor
         self.activated = Buffer("activated", self.down.inputs)
 
     def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
         """Append what reads the layer's rows."""
+        apart, activated = self._gate is not None, self.activated
         program.add(
             steps.Linear(
                 name=f"{name}.up_proj",
                 wanted=wanted,
                 x=read,
-                to=Into(self.activated),
+                to=Into(activated),
                 weight=self._up,
-                activation=self._activation,
-                gated=self._gated,
+                activation=Activation.NONE if apart else self._activation,
+                gated=self._gated and not apart,
             )
         )
+        if self._gate is not None:
+            (weight, factor), gates = self._gate, Buffer("gates of the mlp", activated.width)
+            into = Into(gates, factor=factor)
+            program.add(steps.Linear(name=f"{name}.gate_proj", wanted=wanted, x=read, to=into, weight=weight))
+            how: dict[str, Any] = {"gates": gates, "function": self._activation, "wanted": wanted}
+            program.add(steps.Gate(name=f"{name}, gated", x=activated, to=Into(activated), **how))
 
     def close(self, program: Program, name: str, branch: Branch) -> None:
         """Append what is added to them."""
-        branch.add(program, f"{name}.down_proj", self.down, self.activated)
+        into = replace(branch.into, factor=branch.into.factor * self._factor)
+        branch._replace(into=into).add(program, f"{name}.down_proj", self.down, self.activated)
 
 
 class _Experts:
@@ -142,11 +175,13 @@ class _Experts:
         }
         plain: Form = form if form == "pairs" else "none"  # never in few bits
         self._router = joint([mlp.router], plain, keep)
-        gates: Callable[[Any], list[Any]] = _turns if mlp.interleaved else halves
+        self._gated = mlp.gated
+        gates: Callable[[Any], list[Any]] = _turns if mlp.interleaved else halves if mlp.gated else _one
         biases: tuple[Any, Any] = (
             ([], []) if mlp.biases is None else ([gates(b) for b in mlp.biases[0]], [[b] for b in mlp.biases[1]])
         )
-        self._up = kept(stacked([gates(weight) for weight in _each(mlp.up)], PANEL // 2, form, biases[0]), keep)
+        panel = PANEL // 2 if mlp.gated else PANEL
+        self._up = kept(stacked([gates(weight) for weight in _each(mlp.up)], panel, form, biases[0]), keep)
         self._down = kept(stacked([[weight] for weight in _each(mlp.down)], PANEL, form, biases[1]), keep)
         self._weighed = Buffer("experts weighed", mlp.picks * width) if mlp.weighs_inputs else None
         self._logits, self._routes = Buffer("router", self._experts), Buffer("routes", 2 * mlp.picks)
@@ -179,7 +214,7 @@ class _Experts:
                 to=self._activated,
                 weight=self._up,
                 activation=self._activation,
-                gated=True,
+                gated=self._gated,
                 **dict(zip(("limit", "slope", "shift"), self._limited, strict=True)),
             ),
             ExpertLinear(
@@ -211,6 +246,10 @@ class _Experts:
                 return
             shared.close(program, name, Branch(Into(branch.before), None, wanted))
             program.add(steps.Gate(name=name, wanted=wanted, x=branch.before, gates=self._gate, to=into))
+
+
+def _one(weight: Any) -> list[Any]:
+    return [weight]
 
 
 def _turns(weight: torch.Tensor | Quantized) -> list[Any]:

@@ -194,6 +194,7 @@ def _plain(tensor: Tensor) -> bool:
     return all(type(n) is int for n in shape) and math.prod(shape) * NAMED[tensor.dtype].size == tensor.size
 
 
+_ROUNDING = "NemotronHBlock", "Mamba2Block"
 _LIKE_ROUTERS = "shared_expert_gate", "gate.wg"  # ends of names of linear layers that are never in few bits
 
 
@@ -275,10 +276,13 @@ def _widen(own: dict[str, nn.Parameter], of: str, read: Read, form: Form, module
 
 
 def _own(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that a module computes with, by name: its own, and those of convolutions, which it never calls."""
+    """The parameters that a module computes with, by name: its own, and some of modules in it.
+
+    Those of convolutions, which it never calls, and of a norm to whose number format it rounds what the norm reads.
+    """
     found = dict(module.named_parameters(recurse=False))
     for inner, one in module.named_children():
-        if type(one) is nn.Conv1d:
+        if type(one) is nn.Conv1d or (inner == "norm" and type(module).__name__ in _ROUNDING):
             found |= {f"{inner}.{name}": parameter for name, parameter in one.named_parameters()}
     return found
 

@@ -16,7 +16,8 @@ class Mixture(NamedTuple):
         logits: its linear layer, if it is none itself.
         scoring: what it makes of logits.
         weighs_inputs: see `Experts`.
-        shared: a feed-forward that all rows take, as far as a model has one.
+        shared: a feed-forward that all rows take, as far as a model has one, beside the mixture or in it.
+        added: see `Route`.
         clamped: whether gates are clamped, and what they open; the experts say how far.
     """
 
@@ -25,6 +26,7 @@ class Mixture(NamedTuple):
     scoring: Scoring = Scoring.OVER_ALL
     weighs_inputs: bool = False
     shared: str = "shared_expert"
+    added: float = 1e-20
     clamped: bool = False
 
 
@@ -48,16 +50,20 @@ MIXTURES = {
     "SolarOpenMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "MiniMaxM2SparseMoeBlock": Mixture(scoring=Scoring.SIGMOIDS),
     "HYV3MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "GraniteMoeHybridMoE": Mixture(router="router", scoring=Scoring.OVER_PICKS, shared="shared_mlp"),
+    "NemotronHMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "Lfm2MoeSparseMoeBlock": Mixture(scoring=Scoring.SIGMOIDS, added=1e-6),
     "GptOssMLP": Mixture(router="router", scoring=Scoring.OVER_PICKS, clamped=True),
 }
 
 
-def routing_of(mlp: Any, router: Any, scoring: Scoring) -> dict[str, Any]:
+def routing_of(mlp: Any, router: Any, mixture: Mixture) -> dict[str, Any]:
     """The fields of `Route` that say how a mixture's router chooses.
 
     Raises:
         UnknownError: if it chooses in another way.
     """
+    scoring = mixture.scoring
     found: dict[str, Any] = {"scoring": scoring, "normalized": bool(getattr(router, "norm_topk_prob", True))}
     if hasattr(router, "topk_method"):  # DeepSeek V2's
         found |= {"normalized": False, "factor": float(router.routed_scaling_factor)}
@@ -70,10 +76,12 @@ def routing_of(mlp: Any, router: Any, scoring: Scoring) -> dict[str, Any]:
         return found | {"normalized": False}
     if scoring != Scoring.SIGMOIDS:
         return found
-    of = router if hasattr(router, "e_score_correction_bias") else mlp
+    biases = [(of, name) for of in (router, mlp) for name in ("e_score_correction_bias", "expert_bias")]
+    correction = next((getattr(of, name).detach().float() for of, name in biases if hasattr(of, name)), None)
     groups, names = int(getattr(router, "num_group", 1)), ("routed_scaling_factor", "router_scaling_factor")
     return found | {
-        "correction": of.e_score_correction_bias.detach().float(),
+        "correction": correction,
+        "added": mixture.added,
         "groups": groups,
         "best_groups": int(getattr(router, "topk_group", 1)),
         "of_group": 2 if groups > 1 else 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -37,10 +37,11 @@ class Norm:
 
 
 class Linear(NamedTuple):
-    """A linear layer: weight [outputs, inputs], bias [outputs] or None."""
+    """A linear layer: weight [outputs, inputs], bias [outputs] or None; its results are multiplied by the factor."""
 
     weight: Weight
     bias: torch.Tensor | None
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +91,16 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts, gated feed-forwards of which each row takes some.
+    """A mixture of experts, feed-forwards of which each row takes some.
 
     Attributes:
         router: logits of the experts.
-        up: gates and what they open, [experts, 2 * inner, hidden].
+        up: gates and what they open, [experts, 2 * inner, hidden]; without gates, [experts, inner, hidden].
         down: [experts, hidden, inner].
         biases: of both, [experts, outputs]; None for none.
+        gated: whether there are gates.
         interleaved: whether gates and what they open take turns, instead of all gates coming first.
-        activation: of the gates.
+        activation: of the gates, or of `up`.
         limited: limit, slope and shift of `ExpertLinear`.
         picks: experts of a row.
         routing: the fields of `Route` that say how they are chosen.
@@ -111,6 +113,7 @@ class Experts:
     up: Weight
     down: Weight
     biases: tuple[torch.Tensor, torch.Tensor] | None
+    gated: bool
     interleaved: bool
     activation: Activation
     limited: tuple[float, float, float]
@@ -188,26 +191,88 @@ class DeltaNet:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """What stands for an attention in most layers of LFM2: a convolution of gated rows, whose results are gated.
+
+    Attributes:
+        shape: of what it keeps.
+        x: what is convolved.
+        before: gates of that, its factors as they are.
+        after: gates of the results.
+        weight: [taps, channels].
+        bias: [channels]; None for none.
+        out: what follows.
+    """
+
+    shape: StateShape
+    x: Linear
+    before: Linear
+    after: Linear
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    out: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """A Mamba-2 mixer: queries, keys and values, convolved, and a state space.
+
+    Attributes:
+        shape: of what it keeps.
+        qkv: queries, keys and values, which others call C, B and x.
+        gate: of its results, before `out`.
+        step: see `StateSpace`, where it is the decay.
+        weight: [taps, channels], of the convolution, whose results SiLU activates.
+        conv_bias: [channels]; None for none.
+        rates: [heads], the logarithms of the rates, which are negated.
+        bias: [heads], of the steps.
+        skip: see `StateSpace`.
+        limits: the least and the most of a step.
+        norm: of its results; None for none.
+        norm_first: whether it comes before the gate.
+        out: what follows.
+    """
+
+    shape: StateShape
+    qkv: list[Linear]
+    gate: Linear
+    step: Linear
+    weight: torch.Tensor
+    conv_bias: torch.Tensor | None
+    rates: torch.Tensor
+    bias: torch.Tensor
+    skip: torch.Tensor
+    limits: tuple[float, float]
+    norm: Norm | None
+    norm_first: bool
+    out: Linear
+
+
+# What tells a row of those before it.
+Mixer: TypeAlias = Attention | DeltaNet | ShortConvolution | Mamba
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """A layer.
 
     Attributes:
-        mixer: what tells a row of those before it.
+        mixers: side by side; none in a layer that is a feed-forward alone.
         norms: as in `Family`; None for none.
         parallel: see `Family`.
-        mlp: the feed-forward.
-        residual: factor of what the attention and the feed-forward add.
+        mlp: the feed-forward; None for none.
+        residual: factor of what the mixers and the feed-forward add.
     """
 
-    mixer: Attention | DeltaNet
+    mixers: tuple[Mixer, ...]
     norms: tuple[Norm | None, Norm | None, Norm | None, Norm | None]
     parallel: bool
-    mlp: FeedForward | Experts
+    mlp: FeedForward | Experts | None
     residual: float
 
 
-def some_rows(linear: Linear, rows: torch.Tensor) -> Linear:
+def some_rows(linear: Linear, rows: torch.Tensor | slice) -> Linear:
     """A linear layer that gives some of the results, int64 [n]."""
-    weight, bias = linear
+    weight, bias, factor = linear
     few = weight.rows(rows) if isinstance(weight, Quantized) else weight[rows]
-    return Linear(few, None if bias is None else bias[rows])
+    return Linear(few, None if bias is None else bias[rows], factor)

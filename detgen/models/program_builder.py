@@ -83,8 +83,9 @@ class ProgramBuilder:
         # Each layer is released before the next is built, so that memory holds at most one of them twice.
         for i in range(len(described.layers)):
             layer = described.layer(i)
-            if isinstance(layer.mixer, Attention):
-                self.group = max(self.group, layer.mixer.heads // layer.mixer.kv_heads)
+            for mixer in layer.mixers:
+                if isinstance(mixer, Attention):
+                    self.group = max(self.group, mixer.heads // mixer.kv_heads)
             self._layers.append(LayerSteps(layer, traits[i], self._hidden.width, form, keep))
             described.release(i)
             give_back()

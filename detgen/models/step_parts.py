@@ -109,15 +109,15 @@ def joint(linears: list[Linear], form: Form, keep: Keep, *, gated: bool = False)
     return kept(joined(weights, biases, form, gated=gated), keep)
 
 
-def side_by_side(linears: list[Linear], form: Form, keep: Keep) -> list[tuple[int, Weight]]:
-    """Linear layers that read the same input and write one row, and where the results of each begin there.
+def side_by_side(linears: list[Linear], form: Form, keep: Keep) -> list[tuple[int, Weight, float]]:
+    """Linear layers that read the same input and write one row; where the results of each begin there, and its factor.
 
     Those that follow each other and are stored in the same way are one; for `form` see `joint`.
     """
     found, at = [], 0
-    for _, some in groupby(linears, lambda one: kind(one.weight)):
+    for (_, factor), some in groupby(linears, lambda one: (kind(one.weight), one.factor)):
         weight = joint(list(some), form, keep)
-        found.append((at, weight))
+        found.append((at, weight, factor))
         at += weight.outputs
     return found
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _ROOM = 384  # MiB that libraries take while a small model is prepared, KV buffers included
 _LEAST_POSITIONS = 6 * PAGE  # `check_depth` needs them
+_LEAST_BYTES = 64  # that a position counts as, even if no layer keeps keys: pages are counted all the same
 # On a CPU, pages that hold content but are not in use, 16,384 positions: what was touched stays taken from the
 # machine, and memory must not grow with the number of prompts.
 _KEPT_PAGES = 256
@@ -74,7 +75,7 @@ class Prepared:
     @property
     def position_bytes(self) -> int:
         """Bytes of a position in all caches together."""
-        return sum(p.cache.entry_bytes for p in self.runners)
+        return max(sum(p.cache.entry_bytes for p in self.runners), _LEAST_BYTES)
 
 
 def prepare(
@@ -111,7 +112,7 @@ def prepare(
     own = [_own_forward(m, model, compared=m is target) for m, model in zip(models, backbones, strict=True)]
     layouts = [told.layout for told in own]
     _check_states(models, layouts, device)
-    held = sum(KVCache.position_bytes(layout.cached, kv_dtype) for layout in layouts)
+    held = max(sum(KVCache.position_bytes(layout.cached, kv_dtype) for layout in layouts), _LEAST_BYTES)
     beside = sum(m.packed_bytes for m in models) if device.type == "cuda" else 0
     beside += (states := _state_bytes(target.name, layouts[0], batch_size, device))
     kept = _KEPT_PAGES if device.type == "cpu" else None

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from helpers.engine_inputs import adversary
-from helpers.families import NETS
+from helpers.families import DESCRIBED, ROWS
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.models.known import known
@@ -19,13 +18,30 @@ from detgen.progress import Unobserved
 from detgen.runner.preparing import prepare
 
 
+def made(family: str, random_model: Callable[..., Path]) -> Path:
+    config = (DESCRIBED | ROWS)[family]()
+    config.vocab_size = 4096
+    return random_model(config)
+
+
+@pytest.fixture(scope="module", params=["qwen3_5_text", "lfm2", "falcon_h1"])
+def every_folder(request: pytest.FixtureRequest, random_model: Callable[..., Path]) -> Path:
+    """Of deltas, of convolutions alone, of a state space beside an attention."""
+    return made(request.param, random_model)
+
+
 @pytest.fixture(scope="module")
 def folder(random_model: Callable[..., Path]) -> Path:
-    return random_model(hf.Qwen3_5TextConfig(**NETS | {"vocab_size": 4096}))
+    return made("qwen3_5_text", random_model)
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> Engine:
+def engine(every_folder: Path) -> Engine:
+    return Engine(target=every_folder, drafter="none", batch_size=2, kv_memory=4 << 20)
+
+
+@pytest.fixture(scope="module")
+def of_deltas(folder: Path) -> Engine:
     return Engine(target=folder, drafter="none", batch_size=2, kv_memory=4 << 20)
 
 
@@ -48,20 +64,24 @@ def reference(engine: Engine, observe: Callable[..., Any]) -> Any:
     [
         {"batch_size": 8, "drafter": adversary, "draft_tokens": 15},  # more slots than there was room for
         {"batch_size": 5, "drafter": "self", "draft_tokens": 64, "prefill_chunk": 9},
-        {"batch_size": 5, "drafter": "auto", "kv_memory": 400_000},
+        {"batch_size": 5, "drafter": "auto", "positions": 450},
     ],
     ids=["adversary", "self", "preempted"],
 )
 def test_bits(engine: Engine, reference: Any, observe: Callable[..., Any], settings: dict[str, Any]) -> None:
+    settings = dict(settings)
+    positions = settings.pop("positions", None)
+    if positions:
+        settings["kv_memory"] = positions * engine.position_bytes
     other = engine.with_settings(**settings)
     found = observe(other, requests())
     assert len(found) == len(reference) == 8
     for key, one in reference.items():
         assert found[key].differs(one) is None, key
-    assert bool(other.stats.preemptions) == ("kv_memory" in settings)
+    assert bool(other.stats.preemptions) == bool(positions)
 
 
-def test_nothing_is_shared_and_that_is_said(folder: Path, engine: Engine) -> None:
+def test_nothing_is_shared_and_that_is_said(folder: Path, of_deltas: Engine) -> None:
     """A prompt of several samples is read for each: no page holds a state."""
     said: list[str] = []
 
@@ -73,7 +93,7 @@ def test_nothing_is_shared_and_that_is_said(folder: Path, engine: Engine) -> Non
     Engine(target=folder, drafter="none", kv_memory=4 << 20, prefix_cache=False, observer=Noting())
     assert [text for text in said if "prompts do not share their beginnings" in text] == said
     assert len(said) == 1
-    other = engine.with_settings(batch_size=3)
+    other = of_deltas.with_settings(batch_size=3)
     other.generate([requests()[-1]])
     assert (other.stats.prompt_tokens, other.stats.reused_tokens) == (3 * 87, 0)
 
@@ -89,9 +109,9 @@ def test_not_on_cuda(folder: Path) -> None:
         prepare(target, None, cuda, batch_size=1, kv_memory=4 << 20)
 
 
-def test_what_a_position_takes(folder: Path, engine: Engine) -> None:
+def test_what_a_position_takes(every_folder: Path, engine: Engine) -> None:
     """As `detgen models` says it: layers without keys take nothing."""
-    assert known(str(folder)).kv == engine.position_bytes
+    assert known(str(every_folder)).kv == engine.position_bytes
 
 
 def test_memory_for_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

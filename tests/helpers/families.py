@@ -48,6 +48,24 @@ NETS: dict[str, Any] = {  # of gated delta nets
     **{"linear_key_head_dim": 12, "linear_value_head_dim": 20, "num_hidden_layers": 4},
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
 }
+CONVOLVED: dict[str, Any] = {  # LFM2's short convolutions, in the last layer too
+    **LLAMA,
+    **{"conv_L_cache": 4, "conv_bias": True, "layer_types": ["conv", "full_attention", "conv"]},
+}
+SPACES: dict[str, Any] = {  # of Mamba-2 mixers; in the last layer too
+    **LLAMA,
+    **{"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3},
+    **{"mamba_chunk_size": 16, "num_hidden_layers": 3},
+}
+MULTIPLIED: dict[str, Any] = {  # Granite's
+    **{"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8.0},
+}
+NEMOTRON_H: dict[str, Any] = {
+    **LLAMA,
+    **{"head_dim": 18, "mamba_num_heads": 6, "mamba_head_dim": 20, "ssm_state_size": 12, "n_groups": 3},
+    **{"conv_kernel": 4, "chunk_size": 16, "time_step_min": 1e-9, "n_routed_experts": 6, "num_experts_per_tok": 3},
+    **{"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 2.5},
+}
 TOWER: dict[str, Any] = {  # of multimodal models
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"image_size": 28, "patch_size": 14},
@@ -124,6 +142,23 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
         **{name: value for name, value in NETS.items() if name != "intermediate_size"},
         **{"num_experts": 5, "num_experts_per_tok": 2},
         **{"moe_intermediate_size": 40, "shared_expert_intermediate_size": 56},
+    ),
+    "lfm2_moe": lambda: hf.Lfm2MoeConfig(
+        **{**CONVOLVED, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+        **{"num_dense_layers": 1, "routed_scaling_factor": 2.5},
+    ),
+    "granitemoehybrid": lambda: hf.GraniteMoeHybridConfig(
+        **{**SPACES, **MULTIPLIED, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        **{"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 56},
+    ),
+    "nemotron_h": lambda: hf.NemotronHConfig(
+        **NEMOTRON_H, layers_block_type=["linear_attention", "moe", "full_attention", "linear_attention", "mlp"]
+    ),
+    "falcon_h1": lambda: hf.FalconH1Config(
+        **{**SPACES, "mamba_d_ssm": 128, "mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True},
+        **{"embedding_multiplier": 5.5, "lm_head_multiplier": 0.3, "mlp_multipliers": [0.8, 0.4]},
+        **{"key_multiplier": 0.4, "attention_out_multiplier": 0.9, "attention_in_multiplier": 1.2},
+        **{"ssm_multipliers": [0.7, 0.5, 0.4, 0.6, 0.9], "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.3},
     ),
     "gpt_oss": lambda: hf.GptOssConfig(
         **{**LLAMA, "head_dim": 18, "sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 3},
@@ -229,6 +264,20 @@ ROWS: dict[str, Callable[[], Any]] = {
     "hyperclovax": lambda: hf.HyperCLOVAXConfig(
         **{**LLAMA, "use_post_norm": True, "embedding_multiplier": 10.0, "residual_multiplier": 0.3},
         **{"attention_multiplier": 0.1, "logits_scaling": 0.2},
+    ),
+    "lfm2": lambda: hf.Lfm2Config(**CONVOLVED),
+    "granite4": lambda: hf.GraniteMoeHybridConfig(
+        **{**SPACES, **MULTIPLIED, "layer_types": ["full_attention"] * 3, "position_embedding_type": "rope"},
+        **{"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 56},
+    ),
+    "falcon_h1_norms": lambda: hf.FalconH1Config(
+        **{**SPACES, "mamba_d_ssm": 128, "mamba_rms_norm": False, "mamba_proj_bias": True, "attention_bias": True}
+    ),
+    "bamba": lambda: hf.BambaConfig(**SPACES, attn_layer_indices=[1]),
+    "mamba2": lambda: hf.Mamba2Config(
+        vocab_size=320,
+        **{"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2},
+        **{"conv_kernel": 3, "chunk_size": 16, "use_bias": True, "pad_token_id": 0, "eos_token_id": 0},
     ),
 }
 

@@ -49,7 +49,23 @@ def state_of_a_neighbour(patch: Patch) -> None:
         if len(windows) > 1:
             first, second = windows.slots[:2].tolist()
             layer = next(layer for layer in self.layers if layer is not None)
-            layer.state[second] = layer.state[first]
+            layer.state[second], layer.convolved[second] = layer.state[first], layer.convolved[first]
+
+    patch.setattr(StateCache, "move", faulty)
+
+
+def rejected_row_convolved(patch: Patch) -> None:
+    """After a pass with a draft, the last row that stands counts as the one behind it for convolutions."""
+    move = StateCache.move
+
+    def faulty(self: StateCache, windows: Windows) -> None:
+        move(self, windows)
+        drafted = (windows.provisional > 0) & (windows.provisional < windows.lengths)
+        for slot, at in zip(windows.slots[drafted].tolist(), self.at[windows.slots[drafted]].tolist(), strict=True):
+            for layer in self.layers:
+                if layer is not None:
+                    ring = layer.convolved.shape[1]
+                    layer.convolved[slot, (at - 1) % ring] = layer.convolved[slot, at % ring]
 
     patch.setattr(StateCache, "move", faulty)
 
@@ -67,5 +83,11 @@ def _told(patch: Patch, change: Callable[[np.ndarray, Windows], None]) -> None:
 
 
 STATE_FAULTS = {
-    f.__name__: f for f in (state_not_rolled_back, one_row_too_many, state_of_the_one_before, state_of_a_neighbour)
+    f.__name__: f
+    for f in (
+        *(state_not_rolled_back, one_row_too_many, state_of_the_one_before),
+        *(state_of_a_neighbour, rejected_row_convolved),
+    )
 }
+# Those that a convolution alone can have: it keeps rows by their positions, whatever a pass is told of states.
+CONVOLUTION_FAULTS = {f.__name__: f for f in (state_of_a_neighbour, rejected_row_convolved)}

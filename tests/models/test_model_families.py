@@ -128,7 +128,7 @@ def test_agrees_with_generate(folder: Path, engine: Engine, reference: Any) -> N
 
     Of layers with states, transformers reads prompts in chunks, by which its own error is up to 2.2e-4 here.
     """
-    check_agreement(folder, reference, *((2e-5, 1e-4) if engine.canonical.cache.states is None else (3e-4, 3e-3)))
+    check_agreement(folder, reference, *_bounds(engine))
 
 
 @pytest.mark.parametrize("family", ROWS)
@@ -140,7 +140,12 @@ def test_a_family_of_one_row(family: str, random_model: Callable[..., Path], obs
     alone = observe(engine, requests())
     beside = observe(engine.with_settings(drafter=adversary, batch_size=6, draft_tokens=4), requests())
     assert [key for key, one in alone.items() if beside[key].differs(one) is not None] == []
-    check_agreement(folder, alone, 2e-5, 1e-4)
+    check_agreement(folder, alone, *_bounds(engine))
+
+
+def _bounds(engine: Engine) -> tuple[float, float]:
+    """See `check_agreement`."""
+    return (2e-5, 1e-4) if engine.canonical.cache.states is None else (3e-4, 3e-3)
 
 
 def check_agreement(folder: Path, reference: Any, error: float, tie: float) -> None:

@@ -51,6 +51,21 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3-next": lambda: hf.Qwen3NextConfig(
         **NETS, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=160, shared_expert_intermediate_size=96
     ),
+    "lfm2": lambda: hf.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention", "conv", "conv"]),
+    "granite-hybrid": lambda: hf.GraniteMoeHybridConfig(
+        **GROUPED | {"num_local_experts": 6, "shared_intermediate_size": 160, "attention_multiplier": 0.125},
+        **{
+            "mamba_n_heads": 10,
+            "mamba_d_state": 64,
+            "mamba_n_groups": 2,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        },
+    ),
+    "nemotron-h": lambda: hf.NemotronHConfig(
+        **GROUPED | {"head_dim": 64, "mamba_num_heads": 10, "mamba_head_dim": 64, "ssm_state_size": 64, "n_groups": 2},
+        **{"n_routed_experts": 6, "moe_intermediate_size": 160, "moe_shared_expert_intermediate_size": 160},
+        layers_block_type=["linear_attention", "full_attention", "moe", "mlp", "linear_attention"],
+    ),
     "gpt-oss": lambda: hf.GptOssConfig(
         **GROUPED | {"intermediate_size": 160}, head_dim=64, sliding_window=50, num_local_experts=6
     ),
@@ -83,7 +98,7 @@ def test_errors_of_logits(family: str, demo_models: Any, random_model: Callable[
     forward.cache.pages.lay_out(1, len(ids) + 1)
     own = forward.run([Window(0, 0, ids, len(ids))])
     plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
-    if family in ("mixtral", "gpt-oss", "deepseek-v3", "qwen3-next"):
+    if family in ("mixtral", "gpt-oss", "deepseek-v3", "qwen3-next", "granite-hybrid", "nemotron-h"):
         plain["experts_implementation"] = "eager"
     model = hf.AutoModelForCausalLM.from_pretrained(folder, **plain)
     with torch.inference_mode():

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import transformers as hf
 from helpers.checks import Silent, first_failure, sweep
-from helpers.families import NETS
-from helpers.state_faults import STATE_FAULTS
+from helpers.families import DESCRIBED, ROWS
+from helpers.state_faults import CONVOLUTION_FAULTS, STATE_FAULTS
 
 from detgen import Engine, EngineConfig
 from detgen.verify.perturb.axes import Setting, make_axes
@@ -26,10 +25,21 @@ SETTINGS = [
 ]
 
 
+# Of deltas, of convolutions alone, of a state space beside an attention.
+FAULTS = {"qwen3_5_text": STATE_FAULTS, "lfm2": CONVOLUTION_FAULTS, "falcon_h1": STATE_FAULTS}
+
+
+@pytest.fixture(scope="module", params=FAULTS)
+def family(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def config(random_model: Callable[..., Path]) -> EngineConfig:
-    folder = random_model(hf.Qwen3_5TextConfig(**NETS | {"vocab_size": 4096}))
-    return EngineConfig(target=folder, batch_size=16, kv_memory=16 << 20)
+def config(family: str, random_model: Callable[..., Path]) -> EngineConfig:
+    made = (DESCRIBED | ROWS)[family]()
+    made.vocab_size = 4096
+    return EngineConfig(target=random_model(made), batch_size=16, kv_memory=16 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +62,9 @@ def test_sound_engine_passes(check: Check) -> None:
     assert result.preemptions
 
 
-@pytest.mark.parametrize("fault", sorted(STATE_FAULTS))
+@pytest.mark.parametrize(
+    ("family", "fault"), [(family, fault) for family, faults in FAULTS.items() for fault in faults], indirect=["family"]
+)
 def test_found(fault: str, monkeypatch: pytest.MonkeyPatch, check: Check) -> None:
     STATE_FAULTS[fault](monkeypatch)
     assert first_failure(check, SETTINGS).error is None

@@ -1,0 +1,60 @@
+"""Describes the modules that keep states of sequences, by the ends of their classes' names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from detgen.kernels.decoder import StateShape
+from detgen.models.delta_nets import delta_net, delta_shape
+from detgen.models.mambas import mamba, mamba_shape
+from detgen.models.parts import Linear, Mixer
+from detgen.models.short_convolutions import convolution_shape, short_convolution
+
+_SHAPES: dict[str, Callable[[Any], StateShape]] = {
+    "GatedDeltaNet": delta_shape,
+    "ShortConv": convolution_shape,
+    **dict.fromkeys(("MambaLayer", "BambaMixer", "FalconH1Mixer", "Mamba2Mixer"), mamba_shape),
+}
+
+
+def state_shape_of(net: Any) -> StateShape | None:
+    """What a module keeps of each sequence; None if it is none of those that are known."""
+    kind = _kind(net)
+    return _SHAPES[kind](net) if kind else None
+
+
+def state_mixer(
+    net: Any,
+    layer: Any,
+    config: Any,
+    linear_of: Callable[[nn.Module], Linear],
+    tensor_of: Callable[[nn.Parameter], torch.Tensor],
+) -> Mixer:
+    """The description of such a module.
+
+    Args:
+        net: the module.
+        layer: that it is in.
+        config: of the model.
+        linear_of: describes a linear layer of it.
+        tensor_of: gives a parameter of it.
+
+    Raises:
+        UnknownError: if it is another kind of net.
+    """
+    kind = _kind(net)
+    if kind == "GatedDeltaNet":
+        return delta_net(net, linear_of, tensor_of)
+    if kind == "ShortConv":
+        return short_convolution(net, linear_of, tensor_of)
+    found = mamba(net, linear_of, tensor_of, getattr(config, "ssm_multipliers", None) or [1.0] * 5)
+    return replace(found, out=found.out._replace(factor=float(getattr(layer, "ssm_out_multiplier", 1.0))))
+
+
+def _kind(net: Any) -> str:
+    return next((kind for kind in _SHAPES if type(net).__name__.endswith(kind)), "")
