@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,6 +36,7 @@ _AT_A_TIME = 1 << 22  # entries of a linear layer that are widened at a time
 # What names in files have in place of what parameters have, by class.
 _RENAMED = {
     "GPTNeoXForCausalLM": ("embed_out.", "lm_head."),
+    "NemotronHForCausalLM": ("backbone.", "model."),
     "MixtralForCausalLM": (".block_sparse_moe.", ".mlp."),
     "Qwen3_5ForCausalLM": ("model.language_model.", "model."),  # the text part of a multimodal model
     "Qwen3_5MoeForCausalLM": ("model.language_model.", "model."),
@@ -194,7 +196,8 @@ def _plain(tensor: Tensor) -> bool:
     return all(type(n) is int for n in shape) and math.prod(shape) * NAMED[tensor.dtype].size == tensor.size
 
 
-_ROUNDING = "NemotronHBlock", "Mamba2Block"
+# Modules that round what a module in them reads to the number format of its weights, and that one's name.
+_ROUNDING = {"NemotronHBlock": "norm", "Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head"}
 _LIKE_ROUTERS = "shared_expert_gate", "gate.wg"  # ends of names of linear layers that are never in few bits
 
 
@@ -220,9 +223,15 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
                 continue
             if type(module) is nn.Linear:
                 few: Form = "none" if name.endswith(_LIKE_ROUTERS) else form
-                module.__dict__["forward"] = partial(_product, module, name, read, few)
+                module.__dict__["forward"] = partial(_product, module, own, name, read, few)
                 hooks.callback(delattr, module, "forward")
+                if name == _ROUNDING.get(type(model).__name__):
+                    module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+                    hooks.callback(_restore, own, module, None, None)
                 continue
+            if hasattr(module, "mup_vector"):  # Falcon H1's factors, in the number format of the model
+                hooks.callback(setattr, module, "mup_vector", module.mup_vector)
+                module.mup_vector = sys.modules[type(module).__module__].compute_mup_vector(model.config)
             widen: Callable[..., Any] = partial(_widen, own, name, read, form if _has_products(module) else "none")
             if module is embedding:
                 widen = partial(_look_up, own["weight"], read)
@@ -243,11 +252,12 @@ def _has_products(module: nn.Module) -> bool:
     return name in ("Conv1D", "FalconLinear") or name.endswith("Experts")
 
 
-def _product(linear: nn.Linear, name: str, read: Read, form: Form, x: torch.Tensor) -> torch.Tensor:
+def _product(
+    linear: nn.Linear, own: dict[str, nn.Parameter], name: str, read: Read, form: Form, x: torch.Tensor
+) -> torch.Tensor:
     """What a linear layer gives."""
     step = max(_AT_A_TIME // linear.in_features, 1)
-    weight, given = linear._parameters["weight"], linear._parameters["bias"]
-    assert weight is not None
+    weight, given = own["weight"], own.get("bias")
     # Made first: small results between large weights that are freed would leave holes in the memory.
     made = x.new_empty(*x.shape[:-1], linear.out_features)
     for first in range(0, linear.out_features, step):
@@ -278,11 +288,11 @@ def _widen(own: dict[str, nn.Parameter], of: str, read: Read, form: Form, module
 def _own(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that a module computes with, by name: its own, and some of modules in it.
 
-    Those of convolutions, which it never calls, and of a norm to whose number format it rounds what the norm reads.
+    Those of convolutions, which it never calls, and of a norm to whose number format it rounds what that reads.
     """
     found = dict(module.named_parameters(recurse=False))
     for inner, one in module.named_children():
-        if type(one) is nn.Conv1d or (inner == "norm" and type(module).__name__ in _ROUNDING):
+        if type(one) is nn.Conv1d or (inner == _ROUNDING.get(type(module).__name__) and type(one) is not nn.Linear):
             found |= {f"{inner}.{name}": parameter for name, parameter in one.named_parameters()}
     return found
 

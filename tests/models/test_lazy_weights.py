@@ -41,6 +41,20 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen2-moe": lambda: hf.Qwen2MoeConfig(**SIZES, **MIXTURE, shared_expert_intermediate_size=80),
     "qwen3-moe": lambda: hf.Qwen3MoeConfig(**SIZES, **MIXTURE, head_dim=16),
     "gpt-oss": lambda: hf.GptOssConfig(**SIZES, head_dim=16, num_local_experts=5, num_experts_per_tok=2),
+    "lfm2": lambda: hf.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+    "falcon-h1": lambda: hf.FalconH1Config(
+        **{**SIZES, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 12},
+        ssm_multipliers=[0.7, 0.5, 0.4, 0.6, 0.9],
+    ),
+    "nemotron-h": lambda: hf.NemotronHConfig(
+        **{**SIZES, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 12, "n_groups": 2},
+        layers_block_type=["linear_attention", "full_attention", "mlp"],
+    ),
+    "mamba2": lambda: hf.Mamba2Config(
+        vocab_size=320,
+        **{"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2},
+        pad_token_id=0,
+    ),
     "opt": lambda: hf.OPTConfig(
         vocab_size=320, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64
     ),
@@ -112,14 +126,21 @@ def halved_matrices(tensors: dict[str, torch.Tensor]) -> None:
     tensors.update({name: tensor.half() for name, tensor in tensors.items() if tensor.dim() > 1})
 
 
-@pytest.mark.parametrize("changed", [halved, halved_matrices])
+# Some forwards round what modules read to the number format of their weights, or keep factors in it.
+IN_16_BITS = [("llama, tied", halved), ("llama, tied", halved_matrices)] + [
+    (family, halved) for family in ("falcon-h1", "nemotron-h", "mamba2")
+]
+
+
+@pytest.mark.parametrize(("family", "changed"), IN_16_BITS)
 def test_weights_in_16_bits(
+    family: str,
     changed: Callable[[dict[str, torch.Tensor]], Any],
     random_model: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As they are, or widened where the formats are mixed or `--dtype float32` asks for it."""
-    folder = random_model(FAMILIES["llama, tied"]())
+    folder = random_model(FAMILIES[family]())
     change(folder, changed)
     wanted: tuple[tuple[DTypeName, QuantName], ...] = (("auto", "none"), ("float32", "none"), ("auto", "q8"))
     found = [bits_of(folder, *how) for how in wanted]
