@@ -34,10 +34,11 @@ class Depth:
     """What a model's own forward gives deep in a sequence.
 
     Attributes:
-        at: position of the first row.
-        tokens: of the rows.
-        pages: the made-up page that stands at each whole block of positions before, then the one that is cut short.
-        logits: float32 [rows, vocabulary].
+        at: position of the first token.
+        tokens: of the rows, and of what is before them where nothing is made up.
+        pages: the made-up page that stands at each whole block of positions before, then the one that is cut short;
+            empty where nothing is made up.
+        logits: float32 [rows, vocabulary], of the last tokens.
     """
 
     at: int

@@ -2,7 +2,7 @@
 
 What stands before these rows is made up: pages of random keys and values, of which nearer ones are others than farther
 ones, so that a row that sees farther than the model's own, or less far, gives something else. So a depth of thousands
-of positions takes a pass of a few rows.
+of positions takes a pass of a few rows. Where nothing can be made up, the rows stand behind a text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_logits
 
 ROWS = 8
+ROOM = 6  # pages of a cache, at least
 PAGES = 4  # made-up ones: for the farther half of what is before, for the farther half of the rest, and so on
 
 
@@ -37,6 +38,17 @@ def check_depth(runner: ModelRunner, depth: Depth) -> None:
     Raises:
         EngineError: if they differ by more than rounding explains.
     """
+    found = _after_pages(runner, depth) if depth.pages else _after_text(runner, depth)
+    check_logits(runner, found, depth.logits, f" at position {depth.at + len(depth.tokens) - ROWS:,}")
+
+
+def _after_text(runner: ModelRunner, depth: Depth) -> torch.Tensor:
+    runner.cache.pages.lay_out(1, len(depth.tokens))
+    with runner.decoder.exactly():
+        return runner.run([Window(0, 0, depth.tokens, ROWS)])
+
+
+def _after_pages(runner: ModelRunner, depth: Depth) -> torch.Tensor:
     cache = runner.cache
     *whole, cut = depth.pages
     cache.pages.lay_out_one([*whole, PAGES, PAGES + 1])  # what is written to is no page that stands elsewhere, too
@@ -45,5 +57,4 @@ def check_depth(runner: ModelRunner, depth: Depth) -> None:
         made = (torch.cat([x, x[cut:][:1]]) for x in entries((values.shape[1], keys.shape[2], values.shape[3])))
         cache.write(layer, at, *(x.flatten(0, 1).to(values) for x in made))
     with runner.decoder.exactly():
-        found = runner.run([Window(0, depth.at, depth.tokens, ROWS)])
-    check_logits(runner, found, depth.logits, f" at position {depth.at:,}")
+        return runner.run([Window(0, depth.at, depth.tokens, ROWS)])

@@ -22,7 +22,7 @@ from detgen.models.program_builder import ProgramBuilder
 from detgen.models.refusing import refusing
 from detgen.progress import Observer, Unobserved
 from detgen.runner.block_manager import PAGE, BlockManager
-from detgen.runner.depth import check_depth
+from detgen.runner.depth import ROOM, check_depth
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_reference, reference_logits
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ROOM = 384  # MiB that libraries take while a small model is prepared, KV buffers included
-_LEAST_POSITIONS = 6 * PAGE  # `check_depth` needs them
 _LEAST_BYTES = 64  # that a position counts as, even if no layer keeps keys: pages are counted all the same
 # On a CPU, pages that hold content but are not in use, 16,384 positions: what was touched stays taken from the
 # machine, and memory must not grow with the number of prompts.
 _KEPT_PAGES = 256
+_LEAST = ROOM * PAGE  # positions of the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def _exact(runner: ModelRunner, layout: Layout) -> ModelRunner:
     if runner.cache.keys[0].dtype == torch.float32:
         return runner
     states = StateCache(layout.states, 1, runner.device) if layout.states else None
-    cache = KVCache(layout.cached, BlockManager(_LEAST_POSITIONS // PAGE), torch.float32, runner.device, states)
+    cache = KVCache(layout.cached, BlockManager(ROOM), torch.float32, runner.device, states)
     return ModelRunner(runner.decoder.over(cache), cache, layout.group)
 
 
@@ -310,9 +310,9 @@ def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int
     """
     memory = max(free_memory(device, _ROOM) - beside, 0) if kv_memory is None else kv_memory
     held = memory // position_bytes
-    if kv_memory is not None and held < _LEAST_POSITIONS:
+    if kv_memory is not None and held < _LEAST:
         raise EngineError(
             f"--kv-memory {kv_memory} bytes holds {held} positions of {position_bytes} bytes; "
-            f"give at least {_LEAST_POSITIONS * position_bytes} bytes"
+            f"give at least {_LEAST * position_bytes} bytes"
         )
-    return max(held, _LEAST_POSITIONS) // PAGE
+    return max(held, _LEAST) // PAGE
