@@ -277,12 +277,15 @@ def fill(model: Any, read: Read, dtype: torch.dtype | None = None) -> None:
 
 
 def without_weights(config: Any, dtype: torch.dtype) -> PreTrainedModel:
-    """A decoder whose parameters are on `meta`, and have that number format; its buffers are there."""
+    """A decoder whose parameters are on `meta`, and have that number format; its buffers are there, in their own."""
     from accelerate import init_empty_weights
 
     from detgen.models.wrappers import auto_class
 
+    # In 16 bits, some would compute buffers of angles by frequencies in 16 bits.
     with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = auto_class(config).from_config(config, dtype=dtype)
+        model: PreTrainedModel = auto_class(config).from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
     model.tie_weights()  # which making them empty undoes
     return model

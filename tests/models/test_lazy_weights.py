@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from helpers.families import DESCRIBED
 from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
 
@@ -146,6 +147,21 @@ def test_weights_in_16_bits(
     found = [bits_of(folder, *how) for how in wanted]
     by_transformers(monkeypatch)
     assert all(same_bits(a, bits_of(folder, *how)) for a, how in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["gptj", "codegen"])
+def test_tables_of_angles_are_not_in_16_bits(
+    family: str, dtype: torch.dtype, random_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor made of frequencies in 16 bits: the model's own forward is the one of its weights."""
+    folder = random_model(DESCRIBED[family]())
+    change(folder, lambda tensors: tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()}))
+    assert is_lazy(folder)
+    kinds: tuple[QuantName, ...] = ("none", "q8", "q4_k")
+    found = [bits_of(folder, quant=quant) for quant in kinds]
+    by_transformers(monkeypatch)
+    assert all(same_bits(a, bits_of(folder, quant=quant)) for a, quant in zip(found, kinds, strict=True))
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
