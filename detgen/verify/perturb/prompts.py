@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,21 @@ _FORMS: dict[int, dict[str, Any]] = {
     1: {"guided_json": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}},
     5: {"guided_regex": "[a-z_]+ = [0-9]+"},
     9: {"guided_choice": ("none", "other")},
+}
+# Which of them call a tool, where the model can.
+_CALLING = 3
+_CALL: dict[str, Any] = {
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "look_up",
+                "description": "Look a name up.",
+                "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+            },
+        }
+    ],
+    "tool_choice": "required",
 }
 _UNSET = 2**31 - 1  # the most that `max_tokens` can be: what a line has that sets none
 _SHOWN = 3  # errors
@@ -86,6 +102,17 @@ def read_pool(prompts: str | None, target: object, limit: int | None, extent: Ex
     if prompts is None:
         requests = [r.with_params(**_FORMS[i % 16]) if i % 16 in _FORMS else r for i, r in enumerate(requests)]
     return Pool(requests, long, name=source.name, given=given, errors=errors)
+
+
+def with_calls(requests: list[Request], can_run: Callable[[Request], bool]) -> list[Request]:
+    """Embedded prompts, some of which are chats that must call a tool, where the model's chat template has calls."""
+    found = list(requests)
+    for i in range(_CALLING, len(found), 16):
+        calling = replace(found[i], prompt=None, messages=[{"role": "user", "content": found[i].prompt}], **_CALL)
+        if not can_run(calling):
+            break
+        found[i] = calling
+    return found
 
 
 def _timed(request: Request, tokens: int, index: int) -> Request:

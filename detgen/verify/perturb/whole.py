@@ -13,10 +13,11 @@ from detgen.progress import Observer
 from detgen.verify.perturb.axes import QUANTS, make_axes
 from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.interface import CheckConfig
-from detgen.verify.perturb.prompts import FEW, FULL, QUICK, read_pool
+from detgen.verify.perturb.prompts import FEW, FULL, QUICK, read_pool, with_calls
 from detgen.verify.perturb.running import Subject
 from detgen.verify.perturb.selecting import read_axes, select
 from detgen.verify.perturb.timing import OutOfTime
+from detgen.verify.replay.reading import refusal
 
 _SHARE = 4  # of the time, one part may go into loading what only some settings need
 
@@ -44,6 +45,8 @@ def run_check(asked: CheckConfig, observer: Observer, began: float | None = None
     subject = Subject(config, observer=observer)
     with Check(config, pool, {}, asked.seed, observer, subject) as check:
         engine = subject.engine()
+        if asked.prompts is None:
+            pool.requests = with_calls(pool.requests, lambda request: refusal(engine, request) is None)
         now = time.monotonic()
         start = now - began
         observer.message(f"{len(pool.requests)} prompts, {engine.profile()['target']['name']}, seed {asked.seed}")

@@ -17,9 +17,11 @@ from detgen.prompts import open_prompts
 from detgen.verify.perturb.axes import Setting
 from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
-from detgen.verify.perturb.prompts import FULL, QUICK, left_out, read_pool, repeated, shortened
+from detgen.verify.perturb.prompts import FULL, QUICK, left_out, read_pool, repeated, shortened, with_calls
 from detgen.verify.perturb.result import Case
+from detgen.verify.replay.reading import refusal
 
+CALLS = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> #}"
 LONG = "def add_all(numbers, start=0, *, key=None, reverse=False):\n    "
 CHAT = [{"role": "user", "content": "Write a function that adds."}]
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Add two numbers."}]}]
@@ -91,6 +93,35 @@ def test_what_is_left_out_in_words() -> None:
     head, *lines = left_out([f"p.jsonl:{n}: too long" for n in range(1, 6)], 9)
     assert head == "5 of 9 prompts could not be run and were left out:"
     assert lines == [*(f"  p.jsonl:{n}: too long" for n in (1, 2, 3)), "  2 more"]
+
+
+def test_some_embedded_prompts_have_forms_and_call_tools(
+    pool: Pool, make_check: Callable[..., Check], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the chat template has calls; what they call is the same under settings that change all else."""
+    asked = [
+        [r.params.guided_json, r.params.guided_regex, *r.params.guided_choice]
+        for r in read_pool(None, None, None, QUICK).requests
+    ]
+    assert sum(any(forms) for forms in asked) > 8
+
+    def can_run(request: Request) -> bool:
+        return refusal(engine, request) is None
+
+    assert with_calls(pool.requests, can_run) == pool.requests
+    monkeypatch.setattr(engine.tokenizer, "chat_template", CALLS)
+    pool.requests = with_calls(pool.requests, can_run)
+    calling = [r.with_params(max_tokens=24) for r in pool.requests if r.tools]
+    assert len(calling) == 1
+    pool.requests[3:4] = calling
+    check = make_check(pool)
+    check.learn()
+    assert engine.tokenizer.decode(pool.tokens[calling[0].id]).startswith('<tool_call>\n{"name": "look_up", ')
+    for setting in (
+        Setting(batch="all", drafter="adversary", draft_tokens=4, neighbours="others"),
+        Setting(batch=3, drafter="oracle", draft_tokens=7, sampling="T=0.8 penalties", order="reversed"),
+    ):
+        assert check.attempt(Case(setting, pool.watched(setting))) is None
 
 
 def test_few_prompts_are_repeated_to_make_batches(read: Callable[..., Pool]) -> None:
