@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 _THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
@@ -26,11 +26,13 @@ class ToolCall(NamedTuple):
 
     Attributes:
         name: of the function.
-        arguments: a JSON object, as text.
+        arguments: a JSON object, as the model wrote it.
+        error: what is wrong with the call; None if nothing is known to be.
     """
 
     name: str
     arguments: str
+    error: str | None = None
 
 
 class Answer(NamedTuple):
@@ -95,14 +97,15 @@ def tool_call(name: object, arguments: object) -> ToolCall | None:
 
     Args:
         name: of the function.
-        arguments: an object, or one as JSON in a string.
+        arguments: an object, or one as JSON in a string, which stays as it is.
     """
     try:
-        if isinstance(arguments, str):
-            arguments = _DECODER.decode(arguments)
-        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        given = _DECODER.decode(arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(name, str) or not name or not isinstance(given, dict):
             return None
-        return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        if not isinstance(arguments, str):
+            arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
+        return ToolCall(name, arguments)
     except (ValueError, RecursionError):
         return None
 
@@ -145,8 +148,7 @@ def _marked(text: str) -> tuple[str, list[ToolCall]]:
     rest, found, at = [], list[ToolCall](), 0
     while (start := text.find(_CALL, at)) >= 0:
         inner = start + len(_CALL)
-        value, end = _json(text, inner)
-        calls = _each(value)
+        calls, end = _each(text, inner)
         ended = text.startswith(_CALLED, end)
         if calls is None or not (ended or end == len(text)):
             rest.append(text[at:inner])
@@ -162,11 +164,10 @@ def _mistral(text: str) -> list[ToolCall] | None:
     """The calls after a mark of Mistral's: a list of them, or one with its name before its arguments."""
     if (match := _NAMED.match(text)) is not None:
         value, end = _json(text, match.end())
-        call = tool_call(match[1], value) if isinstance(value, dict) else None
+        call = tool_call(match[1], text[match.end() : end].rstrip()) if isinstance(value, dict) else None
         calls = None if call is None else [call]
     else:
-        value, end = _json(text, 0)
-        calls = _each(value)
+        calls, end = _each(text, 0)
     return calls if end == len(text) else None
 
 
@@ -174,25 +175,50 @@ def _sequence(text: str) -> list[ToolCall] | None:
     """The calls that a text consists of, with semicolons between them."""
     found, at = list[ToolCall](), 0
     while at < len(text):
-        value, at = _json(text, at)
-        if (calls := _each(value)) is None:
+        calls, at = _each(text, at)
+        if calls is None:
             return None
         found += calls
         at = _skip(text, at + text.startswith(";", at))
     return found or None
 
 
-def _each(value: object) -> list[ToolCall] | None:
-    """The calls of an object or a list of objects; None if one of them is no call."""
+def _each(text: str, at: int) -> tuple[list[ToolCall] | None, int]:
+    """The calls of the object, or the list of objects, at a place, None if one is no call; and the place behind it."""
+    value, end = _json(text, at)
+    at = _skip(text, at)
+    starts = [start for _, start, _ in _values(text, at)] if isinstance(value, list) else [at]
     found = []
-    for each in value if isinstance(value, list) else [value]:
-        if not isinstance(each, dict):
-            return None
-        call = tool_call(each.get("name"), each.get("arguments", each.get("parameters")))
+    for start, one in zip(starts, value if isinstance(value, list) else [value], strict=True):
+        call = _written(text, start) if isinstance(one, dict) else None
         if call is None:
-            return None
+            return None, end
         found.append(call)
-    return found or None
+    return found or None, end
+
+
+def _written(text: str, at: int) -> ToolCall | None:
+    """The call that an object at a place is, with its arguments letter by letter; None if it is none."""
+    found = {key: text[start:end] for key, start, end in _values(text, at)}
+    arguments = found.get("arguments", found.get("parameters"))
+    if "name" not in found or arguments is None:
+        return None
+    return tool_call(_DECODER.decode(found["name"]), _DECODER.decode(arguments) if arguments[0] == '"' else arguments)
+
+
+def _values(text: str, at: int) -> Iterator[tuple[str, int, int]]:
+    """Key, place, and end of each value of the JSON object or list at a place; the keys of a list are empty."""
+    ends = "}" if text[at] == "{" else "]"
+    at = _skip(text, at + 1)
+    while text[at] != ends:
+        key = ""
+        if ends == "}":
+            key, at = _DECODER.raw_decode(text, at)
+            at = _skip(text, _skip(text, at) + 1)
+        _, end = _DECODER.raw_decode(text, at)
+        yield key, at, end
+        at = _skip(text, end)
+        at = _skip(text, at + text.startswith(",", at))
 
 
 def _json(text: str, at: int) -> tuple[Any, int]:

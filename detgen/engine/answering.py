@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from detgen.engine.answer import MARKS, Answer, goes_on_thinking, take_apart, thinks, tool_call
+from detgen.engine.answer import MARKS, Answer, ToolCall, goes_on_thinking, take_apart, thinks, tool_call
 from detgen.engine.bounded import Bounded, BoundsError
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
+from detgen.engine.tools import functions
 from detgen.params import GUIDES
 
 _TAIL = 16  # tokens of a prompt in which a mark at its end lies, with white space behind it
@@ -27,6 +28,7 @@ class Answering:
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         self._marks = frozenset(i for i in self._special if str(tokenizer.convert_ids_to_tokens(i)) in MARKS)
+        self._misfit: Bounded[str | None] | None = None
         self._parse: Callable[..., Any] | None = None
         if getattr(tokenizer, "response_template", None) is not None:
             self._parse = Bounded(self._parsed)  # a stranger's regular expressions
@@ -37,8 +39,34 @@ class Answering:
         request = seq.request
         if request.messages is None or not getattr(self._tokenizer, "chat_template", None):
             return None
-        if self._parse is not None:
-            return self._by_template(seq, self._parse)
+        found = self._by_marks(seq) if self._parse is None else self._by_template(seq, self._parse)
+        if found is None or not found.tool_calls:
+            return found
+        tools = functions(request.tools)
+        return found._replace(tool_calls=tuple(self._judged(call, tools) for call in found.tool_calls))
+
+    def _judged(self, call: ToolCall, tools: dict[str, dict[str, Any]]) -> ToolCall:
+        """A call, and what is wrong with it."""
+        function = tools.get(call.name)
+        if function is None:
+            return call._replace(error=f"no tool has the name {call.name}")
+        if function.get("strict") is not True or function.get("parameters") is None:
+            return call
+        if self._misfit is None:
+            from detgen.engine.call_errors import misfit
+
+            self._misfit = Bounded(misfit)  # a stranger's regular expressions
+        try:
+            place = self._misfit(function["parameters"], call.arguments)
+        except BoundsError:
+            return call._replace(error=f"the parameters of {call.name} are no schema that arguments can be checked by")
+        if place is None:
+            return call
+        return call._replace(error=f"the arguments do not fit the parameters of {call.name}: {place}")
+
+    def _by_marks(self, seq: Sequence) -> Answer | None:
+        """By the marks of the chat template."""
+        request = seq.request
         template = self.template(request)
         if not any(mark in template for mark in MARKS) and not request.tools:
             return None
@@ -47,7 +75,7 @@ class Answering:
             self._text(seq, self._marks),
             opened=self.opened(template, request, seq.tokens[: seq.prompt_length]),
             closed=any(getattr(request.params, name) for name in GUIDES),
-            tools=_names(request),
+            tools=functions(request.tools),
             calls=request.tool_choice != "none",
         )
 
@@ -112,9 +140,3 @@ def _answer(message: dict[str, Any]) -> Answer | None:
     if len(found) < len(calls) or not all(isinstance(part, str | None) for part in (thought, content)):
         return None
     return None if thought is None and not found else Answer(thought, content or None, found)
-
-
-def _names(request: Request) -> frozenset[str]:
-    """The names of the tools of a request."""
-    functions = [each.get("function", each) for each in request.tools or ()]
-    return frozenset(str(each["name"]) for each in functions if isinstance(each, dict) and "name" in each)

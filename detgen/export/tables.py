@@ -38,7 +38,7 @@ def row_of(
 ) -> dict[str, Any]:
     """A row by its columns.
 
-    Chats, token ids of a prompt and metadata are JSON; `logprobs` are those of the chosen tokens.
+    Chats, token ids of a prompt, calls of tools and metadata are JSON; `logprobs` are those of the chosen tokens.
 
     Args:
         line: of `outputs.jsonl`.
@@ -49,7 +49,9 @@ def row_of(
     row["id"], row["prompt"] = str(line["id"]), _prompt(line, item)
     if line.get("stop_reason") is not None:
         row["stop_reason"] = str(line["stop_reason"])
-    row["metadata"] = dump(line["metadata"]) if "metadata" in line else None
+    for name in ("metadata", "tool_calls"):
+        if name in line:
+            row[name] = dump(line[name])
     if "logprobs" in line:
         row["logprobs"] = [entry["logprob"] for entry in line["logprobs"]]
     return {name: _whole(value) if isinstance(value, str) else value for name, value in row.items()}

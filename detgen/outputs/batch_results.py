@@ -26,6 +26,7 @@ from detgen.prompts import BadLine
 _IMPOSSIBLE = -9999.0  # in place of the logarithm of 0, as the API has it
 
 _PARTS = ("content", "reasoning_content", "tool_calls")
+_CALL = ("id", "type", "function")
 
 
 class Results:
@@ -98,7 +99,8 @@ class Results:
             ]
             logprobs = {"content": entries, "refusal": None}
         parts = {name: line[name] for name in _PARTS if name in line}
-        called = "tool_calls" in parts
+        if called := "tool_calls" in parts:  # the API has no place for what is wrong with them
+            parts["tool_calls"] = [{name: call[name] for name in _CALL} for call in parts["tool_calls"]]
         return {
             "index": line["sample"],
             "message": {"role": "assistant", "content": line["text"], "refusal": None, **parts},

@@ -87,7 +87,8 @@ def _answered(completion: Completion, answer: Answer) -> dict[str, Any]:
             {
                 "id": hashlib.blake2b(f"{asked} {place}".encode(), digest_size=5).hexdigest()[:9],
                 "type": "function",
-                "function": call._asdict(),
+                "function": {"name": call.name, "arguments": call.arguments},
+                **({} if call.error is None else {"error": call.error}),
             }
             for place, call in enumerate(answer.tool_calls)
         ]

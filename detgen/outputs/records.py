@@ -98,11 +98,12 @@ class CalledFunction(TypedDict):
 
 @_declared
 class Call(TypedDict):
-    """A call of a tool, as OpenAI's API has it."""
+    """A call of a tool, as OpenAI's API has it, and what is wrong with it, if anything is."""
 
     id: str
     type: Literal["function"]
     function: CalledFunction
+    error: NotRequired[str]
 
 
 @_declared
@@ -111,13 +112,23 @@ class TextLine(Head, Echo):
 
     text: Annotated[str, Column(4, "string"), Field(description="the text, cut before a stop string")]
     reasoning_content: NotRequired[
-        Annotated[str, Field(description="of an answer with parts: what the model thought, if it did")]
+        Annotated[
+            str, Column(14, "string"), Field(description="of an answer with parts: what the model thought, if it did")
+        ]
     ]
     content: NotRequired[
-        Annotated[str | None, Field(description="of an answer with parts: what it says; null if that is nothing")]
+        Annotated[
+            str | None,
+            Column(15, "string"),
+            Field(description="of an answer with parts: what it says; null if that is nothing"),
+        ]
     ]
     tool_calls: NotRequired[
-        Annotated[list[Call], Field(description="of an answer with parts: the tools that it calls, if it does")]
+        Annotated[
+            list[Call],
+            Column(16, "string"),
+            Field(description="of an answer with parts: the tools that it calls, if it does"),
+        ]
     ]
     token_ids: Annotated[list[_Count], Column(11, ["int64"]), Field(description="its tokens, the end included")]
     finish_reason: Annotated[

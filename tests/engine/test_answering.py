@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer
 from detgen import Request
 from detgen.engine.answer import Answer, ToolCall
 from detgen.engine.answering import Answering, _answer
+from detgen.engine.bounded import Bounded
 from detgen.engine.sequence import Sequence
 from detgen.engine.stopping import Stopping
 from detgen.errors import DEMO
@@ -20,6 +22,13 @@ MARKED = "{{ '[TOOL_CALLS]' }}{{ '</think>' }}"
 CALL = '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]'
 CALLED = ToolCall("f", '{"x": 1}')
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}}]
+STRICT = {
+    "type": "object",
+    "properties": {"n": {"$ref": "#/$defs/n"}},
+    "required": ["n"],
+    "additionalProperties": False,
+    "$defs": {"n": {"type": "integer", "maximum": 99}},
+}
 RESPONSE = {
     "start_anchor": "<bot>",
     "fields": {
@@ -46,13 +55,53 @@ def answer(tokenizer: Any, text: str, prompt: str = "hi", template: str = MARKED
     """The parts of a text that a chat wrote after a prompt."""
     tokenizer.chat_template = template
     tokens = tokenizer(prompt, add_special_tokens=False).input_ids
-    request = Request(0, "a", **{"messages": [{"role": "user", "content": "hi"}], **fields})
+    chat = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+    request = Request(0, "a", **{**chat, **fields})
     written = tokenizer(text, add_special_tokens=False).input_ids
     seq = Sequence(request, 0, [*tokens, *written], len(tokens), 9999, frozenset({tokenizer.eos_token_id}))
     seq.finish_reason = "stop"
     seq.text = Stopping(tokenizer).text(seq)
     assert "[TOOL_CALLS]" not in seq.text
     return Answering(tokenizer).answer(seq)
+
+
+@pytest.mark.parametrize(
+    ("call", "function", "error"),
+    [
+        ('{"name": "f", "arguments": {"n": 1}}', {"strict": True, "parameters": STRICT}, None),
+        (
+            '{"name": "f", "arguments": {"n":  "one", "z": 1}}',
+            {"strict": True, "parameters": STRICT},
+            "the arguments do not fit the parameters of f: $ (additionalProperties)",
+        ),
+        (
+            '{"name": "f", "arguments": {"n": 100}}',
+            {"strict": True, "parameters": STRICT},
+            "the arguments do not fit the parameters of f: $.n (maximum)",
+        ),
+        ('{"name": "f", "arguments": {"n": 100}}', {"parameters": STRICT}, None),
+        ('{"name": "f", "arguments": {"n": 100}}', {"strict": True}, None),
+        ('{"name": "g", "arguments": {}}', {}, "no tool has the name g"),
+        *(
+            (
+                '{"name": "f", "arguments": {"n": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"}}',
+                {"strict": True, "parameters": {"properties": {"n": broken}}},
+                "the parameters of f are no schema that arguments can be checked by",
+            )
+            for broken in ({"type": "x"}, {"$ref": "http://127.0.0.1/x"}, {"$ref": "#/y"}, {"pattern": "^(a+)+$"})
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_call(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, call: str, function: dict[str, Any], error: str | None
+) -> None:
+    """It stays a call, letter by letter, and says so."""
+    monkeypatch.setattr("detgen.engine.answering.Bounded", partial(Bounded, seconds=0.5))
+    tools = [{"type": "function", "function": {"name": "f", **function}}]
+    found = answer(tokenizer, f"[TOOL_CALLS] [{call}]", tools=tools)
+    assert found is not None
+    assert [each.error for each in found.tool_calls] == [error]
+    assert f'"arguments": {found.tool_calls[0].arguments}' in call
 
 
 def test_marks_that_are_special_tokens(tokenizer: Any) -> None:

@@ -238,6 +238,14 @@ def test_places_that_are_refused(tmp_path: Path, out: Path) -> None:
     assert (tmp_path / "there").read_text() == "mine"
 
 
+def test_the_parts_of_answers_are_columns() -> None:
+    call = {"id": "9", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}, "error": "é"}
+    line: Any = {"id": 1, "index": 0, "sample": 0, "reasoning_content": "a", "content": None, "tool_calls": [call]}
+    row = row_of(line, None)
+    assert list(row)[-3:] == ["reasoning_content", "content", "tool_calls"]
+    assert (row["reasoning_content"], row["content"], json.loads(row["tool_calls"])) == ("a", None, [call])
+
+
 texts = st.text(st.characters(exclude_categories=()) | st.sampled_from('",\r\n\ud800 \x00'))
 values = st.none() | texts
 any_lines = st.fixed_dictionaries(

@@ -54,7 +54,8 @@ def _lines() -> list[dict[str, Any]]:
             {"id": f"free {i}", "messages": asked, "temperature": 1.0},
             {"id": f"text {i}", "prompt": f"def f{i}(", "stop": ["\n"]},
         ]
-    return found
+    unknown = {"messages": asked, "tools": TOOLS, "guided_choice": [CALL.replace('"f"', '"g"')], "max_tokens": 90}
+    return [*found, {"id": "unknown", **unknown}]
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +126,9 @@ def test_the_same_bytes_in_every_run(go: Callable[..., Path]) -> None:
     assert parts("opened 0") == ("c", None, [called])
     assert parts("opened 4") == ("c", BROKEN, [])
     assert all("content" not in line for (id, _), line in lines.items() if id.startswith(("free", "text")))
+    assert [call["error"] for call in lines["unknown", 0]["tool_calls"]] == ["no tool has the name g"]
     ids = [call["id"] for line in lines.values() for call in line.get("tool_calls", ())]
-    assert len(set(ids)) == len(ids) == 11
+    assert len(set(ids)) == len(ids) == 12
     assert all(len(id) == 9 and id.isalnum() for id in ids)
 
 
@@ -135,9 +137,12 @@ def test_an_audit_finds_a_part_that_was_changed(go: Callable[..., Path], engines
     judging = engines(drafter="auto", batch_size=16)  # with the same tokenizer
     assert Audit(folder, read_manifest(folder), judging, None).run(Silent()).findings == []
     path = folder / "outputs.jsonl"
-    path.write_text(path.read_text().replace('"content":"Yes"', '"content":"No"', 1))
-    renew(folder)
-    assert Audit(folder, read_manifest(folder), judging, None).run(Silent()).findings
+    written = path.read_text()
+    for part, other in (('"content":"Yes"', '"content":"No"'), (',"error":"no tool has the name g"', "")):
+        assert part in written
+        path.write_text(written.replace(part, other, 1))
+        renew(folder)
+        assert Audit(folder, read_manifest(folder), judging, None).run(Silent()).findings
 
 
 def test_results(go: Callable[..., Path]) -> None:
@@ -154,6 +159,10 @@ def test_results(go: Callable[..., Path]) -> None:
         {"x": 1},
         {"x": 1},
     ]
+    body = found["unknown"]
+    assert isinstance(body, ChatCompletion)
+    [call] = body.choices[0].message.tool_calls or []
+    assert set(call.to_dict()) == {"id", "type", "function"}
     body = found["must 2"]
     assert isinstance(body, ChatCompletion)
     assert (body.choices[0].finish_reason, body.choices[0].message.content) == ("stop", "Yes")
