@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from detgen.kernels.triton.runner import TritonRunner
+from detgen.kernels.triton.self_test import moved, rows_of
 from detgen.program.program import Program
 from gpu.ceilings import roof
 from gpu.notebook import Asked, Notebook
-from gpu.steps import made, on, rows_of
+from gpu.steps import made
 from gpu.timing import seconds_each
 
 _ROWS = (1, 16, 64, 256)
@@ -21,7 +22,7 @@ def measure(book: Notebook, asked: Asked) -> None:
     bandwidth, rate = roof(asked, torch.float32)
     positions = 70 if asked.tiny else 1100
     for one in made(asked, positions):
-        step = on(asked.device, one.step)
+        step = moved(one.step, asked.device)
         for count in (2,) if asked.tiny else _ROWS:
             with book.part(f"{one.name}, {count} rows"):
                 rows = rows_of(count, positions).to(asked.device)

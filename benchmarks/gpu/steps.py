@@ -1,21 +1,17 @@
-"""Steps at the shapes of a model, and rows for them: what the stages about kernels run."""
+"""Steps at the shapes of a model: what the stages about kernels run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from detgen.bench.random_weights import settings_of
-from detgen.kernels.attention import lay_out
 from detgen.kernels.c.panels import joined
 from detgen.kernels.c.quantizing import Form
 from detgen.program import steps
 from detgen.program.operands import PAGE, Activation, Buffer, Cache, Into, Step
-from detgen.program.rows import Rows
 from gpu.notebook import Asked
 
 _STORED: dict[str, tuple[torch.dtype, Form]] = {
@@ -32,14 +28,12 @@ class Made(NamedTuple):
     Attributes:
         name: in words.
         step: the step, whose tensors are on the CPU.
-        writes: whether the step changes its cache.
         moved: bytes of weights, or of keys and values, that it reads.
         operations: of a row.
     """
 
     name: str
     step: Step
-    writes: bool = False
     moved: int = 0
     operations: float = 0.0
 
@@ -76,10 +70,10 @@ def made(asked: Asked, positions: int) -> Iterator[Made]:
         for name, x, to, rows in (("o_proj", hidden, out, shape.hidden), ("down_proj", inner, out, shape.hidden)):
             weight = joined([(drawn(rows, x.width) * x.width**-0.5).to(dtype)], [], form)
             step = steps.Linear(name=name, x=x, to=Into(to, add=True), weight=weight)
-            yield Made(f"linear {x.width}→{to.width}, {stored}", step, False, weight.data.nbytes, 2.0 * rows * x.width)
+            yield Made(f"linear {x.width}→{to.width}, {stored}", step, weight.data.nbytes, 2.0 * rows * x.width)
     up = joined([drawn(shape.inner, shape.hidden) * 0.02 for _ in range(2)], [], "q4", gated=True)
     silu = steps.Linear(name="up", x=hidden, to=Into(gated), weight=up, gated=True, activation=Activation.SILU)
-    yield Made("gated linear, q4", silu, False, up.data.nbytes, 4.0 * shape.inner * shape.hidden)
+    yield Made("gated linear, q4", silu, up.data.nbytes, 4.0 * shape.inner * shape.hidden)
     weight = drawn(shape.hidden)
     how: dict[str, Any] = {"size": shape.hidden, "weight": weight, "epsilon": 1e-5}
     yield Made("norm", steps.Norm(name="norm", x=hidden, to=Into(out), centred=False, **how))
@@ -92,7 +86,7 @@ def made(asked: Asked, positions: int) -> Iterator[Made]:
     cache = Cache(heads=shape.heads, kv_heads=shape.kv_heads, size=shape.size, values=shape.size, keys=keys, kept=kept)
     angles = drawn(positions, shape.size // 2)
     turned: dict[str, Any] = {"turned": shape.size, "cosines": angles.cos(), "sines": angles.sin()}
-    yield Made("rotation", steps.Rotate(name="rotated", qkv=qkv, cache=cache, last=True, **turned), True)
+    yield Made("rotation", steps.Rotate(name="rotated", qkv=qkv, cache=cache, last=True, **turned))
     for name, bounds in (
         ("", {}),
         (", window 100, capped", {"window": 100, "softcap": 30.0}),
@@ -100,23 +94,4 @@ def made(asked: Asked, positions: int) -> Iterator[Made]:
     ):
         to = Buffer("attended", shape.heads * shape.size)
         step = steps.Attend(name="attention", qkv=qkv, cache=cache, to=to, scale=shape.size**-0.5, **bounds)  # type: ignore[arg-type]
-        yield Made(
-            f"attention{name}", step, False, keys.nbytes + kept.nbytes, 4.0 * shape.heads * shape.size * positions
-        )
-
-
-def rows_of(count: int, positions: int) -> Rows:
-    """The last rows of one sequence of so many positions."""
-    at = torch.arange(positions - count, positions)
-    pieces = lay_out(np.array([0]), np.array([positions - count]), np.array([count]), 8)
-    table = torch.arange(-(-positions // PAGE))[None]
-    return Rows(at, at, at, torch.arange(count), table, pieces)
-
-
-def on(device: str, value: Any) -> Any:
-    """A step, or what it has, with its tensors on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if not is_dataclass(value) or isinstance(value, type):
-        return value
-    return replace(value, **{f.name: on(device, getattr(value, f.name)) for f in fields(value) if f.init})
+        yield Made(f"attention{name}", step, keys.nbytes + kept.nbytes, 4.0 * shape.heads * shape.size * positions)

@@ -158,7 +158,14 @@ def _gpu() -> Finding:
 
     if not torch.cuda.is_available():
         return Finding("GPU", "none that PyTorch can use; models run on the processor")
-    return Finding("GPU", f"{torch.cuda.get_device_name(0)}; no GPU has been tried yet", "--device cpu, to be sure")
+    from detgen.runner.trying import kept, verdict_path
+
+    name = torch.cuda.get_device_name(0)
+    different = kept(verdict_path(torch.device("cuda"), name))
+    if different:
+        return Finding("GPU", f"{name}, whose kernels have other bits than the processor's", "--device cpu")
+    state = "the first run tries it" if different is None else "it has passed its self-test"
+    return Finding("GPU", f"{name}; {state}, but no developer's GPU has run detgen", "--device cpu, to be sure")
 
 
 def _generation() -> Finding:

@@ -172,7 +172,9 @@ class EngineConfig:
         Option("N", panel="Speed"),
     ] = 16
     device: Annotated[
-        str, Field(description="Where the models run."), Option("auto|cpu|cuda|cuda:N", parser=_device)
+        str,
+        Field(description="Where the models run. No GPU has run detgen yet; a GPU has to pass a self-test first."),
+        Option("auto|cpu|cuda|cuda:N", parser=_device),
     ] = "auto"
     dtype: Annotated[
         DTypeName,

@@ -47,12 +47,9 @@ from detgen.progress import Observer, Unobserved
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.preparing import Prepared, prepare
 from detgen.runner.slot_thoughts import Thinking
+from detgen.runner.trying import trusted
 
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
-_NEW_ON_CUDA = (
-    "--device auto took {}. detgen has not been tried on a GPU yet: run `detgen verify-determinism --device cuda` "
-    "first, or use --device cpu"
-)
 # What `with_settings` may change: none of these is built into the prepared models.
 _SETTINGS = frozenset(
     {
@@ -104,8 +101,8 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)
-        if device.type == "cuda" and config.device == "auto":
-            observer.message(_NEW_ON_CUDA.format(torch.cuda.get_device_name(device)))
+        if device.type == "cuda":
+            device = trusted(device, observer, named=config.device != "auto")
         target, draft = load_models(config, observer)
         prepared = prepare(
             target,

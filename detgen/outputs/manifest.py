@@ -112,6 +112,7 @@ class Cuda(TypedDict):
     capability: str
     toolkit: str | None
     triton: str
+    ptxas: NotRequired[str]
 
 
 @_declared

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.engine_inputs import PROMPTS, adversary
-from helpers.fakes import Watcher
 
 from detgen import Engine, EngineConfig, EngineError, Request, RequestError, SamplingParams
 from detgen.engine import engine as module
@@ -111,25 +110,14 @@ def test_engines_on_the_same_models(engines: Callable[..., Engine]) -> None:
         engines(drafter="none", batch_size=16).with_settings(drafter="model")
 
 
-@pytest.mark.parametrize(("name", "told"), [("auto", 1), ("cuda", 0), ("cpu", 0)])
-def test_a_gpu_that_nobody_named_is_named(monkeypatch: pytest.MonkeyPatch, name: str, told: int) -> None:
-    """In one line, with what to do about it."""
-    taken = torch.device("cpu" if name == "cpu" else "cuda")
-    monkeypatch.setattr(module, "pick_device", lambda _: taken)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
-
-    def stop(*_: object) -> None:
-        raise EngineError("stopped")
-
-    monkeypatch.setattr(module, "load_models", stop)
-    observed = Watcher()
-    with pytest.raises(EngineError, match="stopped"):
-        Engine(device=name, observer=observed)
-    assert len(observed.messages) == told
-    for line in observed.messages:
-        assert "Some GPU" in line
-        assert "`detgen verify-determinism --device cuda`" in line
-        assert "--device cpu" in line
+@pytest.mark.parametrize(("name", "named"), [("auto", [False]), ("cuda", [True]), ("cuda:0", [True]), ("cpu", [])])
+def test_a_gpu_is_tried_first(monkeypatch: pytest.MonkeyPatch, name: str, named: list[bool]) -> None:
+    """And models run where its trial says."""
+    monkeypatch.setattr(module, "pick_device", lambda _: torch.device("cpu" if name == "cpu" else "cuda"))
+    asked: list[bool] = []
+    monkeypatch.setattr(module, "trusted", lambda *_, named: asked.append(named) or torch.device("cpu"))
+    assert Engine(device=name, drafter="none").canonical.device.type == "cpu"
+    assert asked == named
 
 
 def test_engine_errors(demo_models: Any) -> None:

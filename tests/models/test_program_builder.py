@@ -12,12 +12,12 @@ import torch
 import transformers as hf
 from helpers.oracle import Passes
 from helpers.small_models import STORED
-from helpers.steps import InFewBits, in_few_bits
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from detgen.errors import DTypeName
 from detgen.kernels.c.quantizing import Quantized
+from detgen.kernels.drawn_weights import InFewBits, in_few_bits
 from detgen.kernels.input_batch import Window
 from detgen.models.loading import LoadedModel, load_model
 from detgen.models.stored import ALL, Weight

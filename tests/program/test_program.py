@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.steps import in_few_bits
 
 from detgen.kernels.c.panels import joined, panels, stacked
+from detgen.kernels.drawn_weights import in_few_bits
 from detgen.program import operands, steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort
 from detgen.program.operands import GROUP, PAGE, Activation, Buffer, Cache, Into, Step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
 
 import torch
 import triton
@@ -36,3 +37,9 @@ def tiles(height: int, width: int, most_rows: int, most_columns: int) -> tuple[i
 def on(device: torch.device) -> AbstractContextManager[object]:
     """Within it, what is launched runs on a device, which must be that of its tensors."""
     return torch.cuda.device(device) if device.type == "cuda" and torch.version.cuda is not None else nullcontext()
+
+
+def versions() -> dict[str, str]:
+    """Of what makes machine code of kernels: Triton, and its assemblers, of which the kind of GPU decides the one."""
+    tools = [getattr(knobs.nvidia, name, None) for name in ("ptxas", "ptxas_blackwell")]
+    return {"triton": version("triton"), "ptxas": ", ".join(tool.version for tool in tools if tool is not None)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.program_decoder import ProgramDecoder, Programs
 from detgen.kernels.sampling import Choices
-from detgen.kernels.triton.launching import on
+from detgen.kernels.triton.launching import on, versions
 from detgen.kernels.triton.replaying import Replaying
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
@@ -174,7 +173,7 @@ class TritonDecoder(ProgramDecoder):
         return {
             "arithmetic": ARITHMETIC,
             "device": torch.cuda.get_device_name(self._device),
-            "cuda": {"capability": capability, "toolkit": torch.version.cuda, "triton": version("triton")},
+            "cuda": {"capability": capability, "toolkit": torch.version.cuda, **versions()},
         }
 
     def _launch(self, batch: InputBatch, lengths: np.ndarray, choices: Choices | None, ends: Ends | None) -> Scores:

@@ -14,7 +14,7 @@ import torch
 import transformers as hf
 from helpers.replaying import EMULATOR, SOURCES, Arm, build_arm, compiled
 from helpers.small_models import STORED
-from helpers.steps import IN_FEW_BITS, InFewBits, in_few_bits, numbers
+from helpers.steps import numbers
 
 from detgen.errors import QuantName
 from detgen.kernels.bits import same_bits
@@ -23,6 +23,7 @@ from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.library import BUILDS, Runner, best_build, build
 from detgen.kernels.c.panels import panels
 from detgen.kernels.c.quantizing import MADE, Form
+from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.logprobs import Scores
 from detgen.models.attaching import attach

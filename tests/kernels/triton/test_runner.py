@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 from helpers.examples import examples
-from helpers.steps import IN_FEW_BITS, InFewBits, in_few_bits, odd_groups, odd_pairs
+from helpers.steps import odd_groups, odd_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +22,7 @@ from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.panels import joined, panels, stacked
 from detgen.kernels.c.quantizing import MADE, STORAGE, Form
+from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.kernels.triton import attend, linear, whole_linear
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import arithmetic, interpreter, steps

@@ -1,0 +1,260 @@
+"""Whether kernels on a device have the bits of the compiled library: every kind of step, and the choice of tokens.
+
+What is compared is small, so that it takes seconds, most of them to compile the kernels. Numbers are drawn by a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from detgen.kernels import choosing
+from detgen.kernels.attention import lay_out
+from detgen.kernels.bits import bits
+from detgen.kernels.c.library import Runner, best_build
+from detgen.kernels.c.panels import joined, stacked
+from detgen.kernels.drawn_weights import IN_FEW_BITS, in_few_bits
+from detgen.kernels.penalties import Adjustment
+from detgen.kernels.sampling import Choice, Choices
+from detgen.kernels.triton.given_logprobs import logprobs
+from detgen.kernels.triton.runner import TritonRunner
+from detgen.kernels.triton.sampling_kernels import choose_by, choose_reference
+from detgen.program import steps
+from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
+from detgen.program.operands import LOGIT_BLOCK, PAGE, PANEL, SCORED, Activation, Buffer, Cache, Into, Scoring, Step
+from detgen.program.program import Program
+from detgen.program.rows import Rows
+from detgen.program.storage import Storage
+
+_ROWS = 5
+_VOCABULARY = 9000  # three sections of what a program reads of a row
+_POSITIONS = 200
+_LINEAR = Activation.NONE, Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.RELU
+
+
+class Tried(NamedTuple):
+    """Steps that are run together.
+
+    Attributes:
+        name: in words.
+        made: the steps, whose tensors are on the CPU.
+        given: the buffers that they read, or whose numbers are compared; all others are left to them.
+    """
+
+    name: str
+    made: tuple[Step, ...]
+    given: tuple[Buffer, ...]
+
+
+def tried(inputs: int = 1280) -> Iterator[Tried]:
+    """Steps of each kind, in each number format; linear layers have `inputs`, a multiple of 256, of two sections."""
+    maker = torch.Generator().manual_seed(0)
+
+    def drawn(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=maker)
+
+    x, out = Buffer("x", inputs), Buffer("out", 40)
+    each: list[tuple[str, Any, Any]] = [
+        *((str(dtype)[6:], dtype, "none") for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+        *(("pairs", torch.bfloat16, "pairs"), ("q8", torch.float32, "q8"), ("q4", torch.float32, "q4")),
+        ("q4_k", torch.float32, "q4_k"),
+    ]
+    weights = {name: lambda seed, dtype=dtype: (drawn(40, inputs) * inputs**-0.5).to(dtype) for name, dtype, _ in each}
+    forms = {name: form for name, _, form in each}
+    for kind in IN_FEW_BITS:
+        name = f"{kind[0].name} by {kind[1].name}{' and minima' * kind[3]}"
+        weights[name] = lambda seed, kind=kind: in_few_bits(seed, 40, inputs, *kind)
+    for i, (name, weight) in enumerate(weights.items()):
+        form = forms.get(name, "none")
+        plain = joined([weight(i)], [drawn(40)], form)
+        how: dict[str, Any] = {"activation": _LINEAR[i % len(_LINEAR)]}
+        yield _of(steps.Linear(name=f"linear, {name}", x=x, to=Into(out, add=True, factor=0.3), weight=plain, **how))
+        if name in ("float32", "pairs", "q4"):
+            both = joined([weight(i), weight(i)], [], form, gated=True)
+            yield _of(steps.Linear(name=f"gated linear, {name}", x=x, to=Into(out), weight=both, gated=True))
+        if plain.storage != Storage.CODE and name in ("float32", "pairs", *(n for n in weights if n not in forms)):
+            column = joined([weight(i)], [], form)
+            yield _of(steps.EmbedColumn(name=f"embedding, {name}", weight=column, to=Into(x)))
+    head = joined([drawn(300, inputs)], [])
+    scored, score = Buffer("scored", SCORED * -(-300 // LOGIT_BLOCK)), Buffer("score", SCORED)
+    yield _of(
+        steps.ScoredLinear(name="largest logits", x=x, to=scored, weight=head, softcap=1.5),
+        steps.Score(name="scores", x=scored, to=score),
+    )
+    wide, to = Buffer("wide", 300), Buffer("to", 300)
+    for storage in (Storage.FLOAT, Storage.BFLOAT):
+        table = drawn(30, 300).to(torch.bfloat16 if storage == Storage.BFLOAT else torch.float32)
+        yield _of(steps.Embed(name="rows of a table", table=table, storage=storage, to=Into(to, factor=0.3)))
+        positions = drawn(_POSITIONS + 2, 300).to(table.dtype)
+        yield _of(
+            steps.EmbedPositions(name="positions", table=positions, storage=storage, offset=2, to=Into(to, add=True))
+        )
+    for size in (300, 2304):
+        for centred in (False, True):
+            a, b = Buffer("a", size), Buffer("b", size)
+            affine: dict[str, Any] = {"weight": drawn(size), "bias": drawn(size)}
+            yield _of(
+                steps.Norm(
+                    name="norm", x=a, to=Into(b, add=centred), size=size, epsilon=1e-5, centred=centred, **affine
+                )
+            )
+    ones = Buffer("ones", 1)
+    yield _of(steps.Softmax(name="softmax", x=wide, to=to))
+    yield _of(steps.Sum(name="sum", x=wide, to=ones))
+    yield _of(steps.Copy(name="copy", x=wide, to=Into(to, add=True, factor=0.3)))
+    yield _of(steps.Take(name="rows that are wanted", x=wide, to=to))
+    yield _of(steps.Gate(name="gate", x=wide, gates=ones, to=Into(to)))
+    yield _of(steps.Gate(name="gates", x=wide, gates=to, to=Into(wide), function=Activation.SILU))
+    for function in Activation:
+        yield _of(steps.Activate(name=f"activation {function.name}", x=wide, to=Into(to), function=function))
+    yield from _attention(drawn)
+    yield from _mixtures(drawn)
+
+
+def _of(*made: Step) -> Tried:
+    """Steps that are run together, of which what is read first and what is written last is compared."""
+    written: set[Buffer] = set()
+    given: dict[Buffer, None] = {}
+    for step in made:
+        into = [value for f in fields(step) if isinstance(value := getattr(step, f.name), Into) and value.add]
+        given |= dict.fromkeys(b for b in (*step.reads, *(i.buffer for i in into)) if b not in written)
+        written.add(step.writes)
+    return Tried(made[0].name if len(made) == 1 else made[-1].name, made, (*{**given, made[-1].writes: None},))
+
+
+def _attention(drawn: Any) -> Iterator[Tried]:
+    pages = -(-_POSITIONS // PAGE)
+    for storage, interleaved in ((Storage.FLOAT, False), (Storage.BFLOAT, True)):
+        dtype = torch.bfloat16 if storage == Storage.BFLOAT else torch.float32
+        keys, kept = drawn(pages, 2, 16, PAGE).to(dtype), drawn(pages, 2, PAGE, 16).to(dtype)
+        cache = Cache(heads=6, kv_heads=2, size=16, values=16, keys=keys, kept=kept, storage=storage)
+        qkv, to, angles = Buffer("qkv", 10 * 16), Buffer("attended", 6 * 16), drawn(_POSITIONS, 6)
+        turned: dict[str, Any] = {"turned": 12, "cosines": angles.cos(), "sines": angles.sin(), "last": interleaved}
+        factors = drawn(_POSITIONS) if interleaved else None
+        name = f"rotation and cache, {str(dtype)[6:]}"
+        yield _of(steps.Rotate(name=name, qkv=qkv, cache=cache, interleaved=interleaved, factors=factors, **turned))
+        bounds: list[dict[str, Any]] = [
+            {},
+            {"window": 100, "softcap": 30.0, "slopes": drawn(6).abs()},
+            {"chunk": 96, "sinks": drawn(6)},
+        ]
+        for how in bounds[: 1 if interleaved else None]:
+            name = ", ".join(("attention", *how, str(dtype)[6:]))
+            yield _of(steps.Attend(name=name, qkv=qkv, cache=cache, to=to, scale=0.25, **how))
+
+
+def _mixtures(drawn: Any) -> Iterator[Tried]:
+    logits, kept, routes = Buffer("logits", 40), Buffer("kept", 40), Buffer("routes", 6)
+    for scoring in Scoring:
+        how: dict[str, Any] = {"scoring": scoring, "normalized": True, "factor": 2.5, "correction": drawn(40)}
+        grouped: dict[str, Any] = {"groups": 8, "best_groups": 4, "of_group": 2}
+        copied = steps.Copy(name="copy", x=logits, to=Into(kept))
+        yield _of(copied, Route(name=f"routes by {scoring.name}", x=kept, to=routes, **how, **grouped))
+    x, up, down, to = Buffer("x", 64), Buffer("up", 3 * 64), Buffer("down", 3 * 64), Buffer("to", 64)
+    for form in ("none", "q4"):
+        first = stacked([[drawn(64, 64), drawn(64, 64)] for _ in range(40)], PANEL // 2, form)
+        second = stacked([[drawn(64, 64)] for _ in range(40)], PANEL, form)
+        weighed = Buffer("weighed", 3 * 64)
+        yield _of(
+            steps.Copy(name="copy", x=logits, to=Into(kept)),
+            Route(name="routes", x=kept, to=routes, normalized=True),
+            Sort(name="sorted", routes=routes, experts=40),
+            Weigh(name="weighed", x=x, routes=routes, to=weighed),
+            ExpertLinear(
+                name="up", x=weighed, routes=routes, to=up, weight=first, gated=True, limit=7.0, slope=1.702, shift=1.0
+            ),
+            ExpertLinear(name="down", x=up, routes=routes, to=down, weight=second),
+            Combine(name=f"experts, {form}", x=down, routes=routes, to=Into(to)),
+        )
+
+
+def rows_of(count: int, positions: int) -> Rows:
+    """The last rows of one sequence of so many positions."""
+    at = torch.arange(positions - count, positions)
+    pieces = lay_out(np.array([0]), np.array([positions - count]), np.array([count]), 8)
+    table = torch.arange(-(-positions // PAGE))[None]
+    return Rows(at % 30, at, at, torch.arange(count).flip(0), table, pieces)
+
+
+def moved(value: Any, device: torch.device | str) -> Any:
+    """A step, or what it has, with its tensors on a device; where they are there already, with copies."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, copy=True)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{f.name: moved(getattr(value, f.name), device) for f in fields(value) if f.init})
+
+
+def differing(
+    made: tuple[Step, ...], rows: Rows, given: Mapping[Buffer, torch.Tensor], device: torch.device | str
+) -> tuple[int, int]:
+    """How many numbers have other bits on a device than by the compiled library, and how many there are.
+
+    Args:
+        made: steps that are run together, whose tensors are on the CPU; their caches are written to.
+        rows: the rows of the pass.
+        given: see `Tried`, float32 [rows, width] each, on the CPU; they are left as they are.
+        device: where the kernels run.
+    """
+    there = tuple(moved(step, device) for step in made)
+    mine, theirs = ({b: x.to(where, copy=True) for b, x in given.items()} for where in ("cpu", device))
+    broken = TritonRunner(_program(there, theirs)).run(rows.to(device), theirs)
+    named = Runner(best_build(), _program(made, mine)).run(rows, mine)
+    pairs = [(broken.bool().cpu(), named)] + [(theirs[b].cpu(), x) for b, x in mine.items()]
+    for step, other in zip(made, there, strict=True):
+        if isinstance(step, steps.Rotate):
+            pairs += [(other.cache.keys.cpu(), step.cache.keys), (other.cache.kept.cpu(), step.cache.kept)]
+    return sum(int((bits(a) != bits(b)).sum()) for a, b in pairs), sum(a.numel() for a, _ in pairs)
+
+
+def _program(made: tuple[Step, ...], given: Mapping[Buffer, torch.Tensor]) -> Program:
+    program = Program(*given)
+    for step in made:
+        program.add(step)
+    return program
+
+
+def different(device: torch.device | str, inputs: int = 1280, vocabulary: int = _VOCABULARY) -> list[str]:
+    """The names of what has other bits on a device than by the compiled library; none if all is right.
+
+    Args:
+        device: where the kernels run; a device of CUDA, or the CPU, for Triton's interpreter.
+        inputs: of linear layers, see `tried`.
+        vocabulary: logits of a row.
+    """
+    rows, maker, found = rows_of(_ROWS, _POSITIONS), torch.Generator().manual_seed(1), []
+    with torch.inference_mode():
+        for one in tried(inputs):
+            given = {b: torch.randn(_ROWS, b.width, generator=maker).abs() for b in one.given}
+            if differing(one.made, rows, given, device)[0]:
+                found.append(one.name)
+        logits = torch.randn(_ROWS, vocabulary, generator=maker) * 4
+        for name, choices in _choices(vocabulary).items():
+            if not choose_by(logits.to(device), choices).cpu().equal(choose_reference(logits, choices)):
+                found.append(name)
+        tokens = torch.arange(_ROWS) * 7
+        wanted, _ = choosing.logprobs(logits, tokens, None, full=False)
+        if logprobs(logits.to(device), tokens.to(device)).cpu().numpy().tobytes() != wanted.tobytes():
+            found.append("log-probabilities")
+    return found
+
+
+def _choices(vocabulary: int) -> dict[str, Choices | None]:
+    """How tokens of the rows are chosen, by what that is called."""
+    ids = np.arange(0, vocabulary, 97)
+    terms = np.stack([ids % 3, 1 + ids % 2, ids % 5, ids % 7, np.full(len(ids), np.inf)]).astype(np.float32)
+    how: dict[str, dict[str, Any]] = {
+        "sampling": {},
+        "top_k and top_p": {"top_k": 50, "top_p": 0.9},
+        "min_p": {"min_p": 0.01},
+        "penalties": {"adjustment": Adjustment(ids, terms)},
+    }
+    drawn = {
+        name: Choices.of([Choice(0.4 * (i + 1), seed=i, position=3 * i, **of) for i in range(_ROWS)])
+        for name, of in how.items()
+    }
+    return {"the largest logit": None, **drawn}

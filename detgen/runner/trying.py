@@ -1,0 +1,112 @@
+"""Whether a CUDA device may be used: its kernels must have the bits of the compiled library.
+
+That is tried the first time that a version of the kernels meets a kind of device, with the versions of what compiles
+them, and the verdict is kept in the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import torch
+
+import detgen
+from detgen.errors import EngineError
+from detgen.machine import user_cache
+from detgen.progress import Observer
+
+_TRYING = "trying {}: its kernels are compared with the processor's, bit by bit"
+_TAKEN = (
+    "--device auto took {}, whose kernels passed their self-test. detgen was developed without a GPU: "
+    "`detgen verify-determinism --device cuda` checks whole runs"
+)
+
+
+def trusted(device: torch.device, observer: Observer, *, named: bool) -> torch.device:
+    """The device if its kernels are right; otherwise the CPU, unless the device was asked for.
+
+    Args:
+        device: a CUDA device.
+        observer: is told that the device is tried, and what `--device auto` takes.
+        named: whether the device was asked for.
+
+    Raises:
+        EngineError: the device was asked for, and its kernels are wrong or cannot be tried.
+    """
+    name = torch.cuda.get_device_name(device)
+    try:
+        fault = _fault(device, name, observer)
+    except (EngineError, ImportError, RuntimeError) as error:  # what Triton and CUDA raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        fault = f"its kernels cannot be tried ({first})"
+    if fault is None:
+        if not named:
+            observer.message(_TAKEN.format(name))
+        return device
+    if named:
+        raise EngineError(f"{name} is not used: {fault}; use --device cpu")
+    observer.message(f"--device auto leaves {name} alone: {fault}. The models run on the processor")
+    return torch.device("cpu")
+
+
+def _fault(device: torch.device, name: str, observer: Observer) -> str | None:
+    """What is wrong with the kernels on a device; None if they are right."""
+    path = verdict_path(device, name)
+    different = kept(path)
+    if different is None:
+        from detgen.kernels.triton.self_test import different as tried
+
+        observer.message(_TRYING.format(name))
+        different = tried(device)
+        keep(path, different)
+    if not different:
+        return None
+    some = ", ".join(different[:3]) + (f" and {len(different) - 3} more" if len(different) > 3 else "")
+    return f"its kernels have other bits than the processor's ({some})"
+
+
+def verdict_path(device: torch.device, name: str) -> Path | None:
+    """Where the verdict about a kind of device is kept; None if there is no home."""
+    from detgen.kernels.triton.launching import versions
+
+    facts = repr((name, torch.cuda.get_device_capability(device), version("torch"), versions(), _code())).encode()
+    with suppress(RuntimeError):
+        return user_cache() / "devices" / f"{hashlib.sha256(facts).hexdigest()}.json"
+    return None
+
+
+def keep(path: Path | None, different: list[str]) -> None:
+    """Keep a verdict, the names of what has other bits, if the folder can be written."""
+    if path is None:
+        return
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as file:
+            file.write(json.dumps({"version": detgen.__version__, "different": different}) + "\n")
+        os.replace(file.name, path)
+
+
+def kept(path: Path | None) -> list[str] | None:
+    """The verdict that is kept; None if there is none, or if it is damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads((path or Path(os.devnull)).read_text(encoding="utf-8"))["different"]
+        if isinstance(found, list) and all(isinstance(name, str) for name in found):
+            return found
+    return None
+
+
+@cache
+def _code() -> bytes:
+    """The digest of the kernels, and of what they are compared with."""
+    code, root = hashlib.sha256(), Path(detgen.__file__).parent
+    for part in ("kernels", "program"):
+        for path in sorted(path for kind in ("py", "c", "h") for path in (root / part).rglob(f"*.{kind}")):
+            code.update(path.read_bytes())
+    return code.digest()
