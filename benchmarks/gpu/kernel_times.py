@@ -9,10 +9,11 @@ from detgen.kernels.triton.self_test import moved, rows_of
 from detgen.program.program import Program
 from gpu.ceilings import roof
 from gpu.notebook import Asked, Notebook
-from gpu.steps import made
+from gpu.steps import Made, attention, made
 from gpu.timing import seconds_each
 
-_ROWS = (1, 16, 64, 256)
+_ROWS = (1, 16, 64, 128, 256)
+_LONG = (8192, 32768)  # positions of a context
 
 
 def measure(book: Notebook, asked: Asked) -> None:
@@ -20,18 +21,28 @@ def measure(book: Notebook, asked: Asked) -> None:
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     bandwidth, rate = roof(asked, torch.float32)
-    positions = 70 if asked.tiny else 1100
+    positions, rows = (70, (2,)) if asked.tiny else (1100, _ROWS)
     for one in made(asked, positions):
-        step = moved(one.step, asked.device)
-        for count in (2,) if asked.tiny else _ROWS:
-            with book.part(f"{one.name}, {count} rows"):
-                rows = rows_of(count, positions).to(asked.device)
-                given = {b: torch.randn(count, b.width, device=asked.device) for b in {*step.reads, step.writes}}
-                program = Program(*given)
-                program.add(step)
-                runner = TritonRunner(program)
-                seconds = seconds_each([lambda runner=runner, rows=rows, given=given: runner.run(rows, given)])
-                floor = max(one.moved / bandwidth, one.operations * count / rate)
-                found = {"seconds": seconds, "floor": floor, "bytes": one.moved, "operations": one.operations * count}
-                line = f"{one.name}, {count} rows: {1e6 * seconds:.1f} us, at best {1e6 * floor:.1f}"
-                book.note(f"{one.name}, {count} rows", found, line)
+        _time(book, asked, one, rows, positions, bandwidth, rate)
+    for positions in () if asked.tiny else _LONG:
+        one = next(one for one in attention(asked, positions) if one.name == "attention")
+        one = one._replace(name=f"attention, {positions:,} keys")
+        _time(book, asked, one, rows[:2], positions, bandwidth, rate)
+
+
+def _time(
+    book: Notebook, asked: Asked, one: Made, counts: tuple[int, ...], positions: int, bandwidth: float, rate: float
+) -> None:
+    step = moved(one.step, asked.device)
+    for count in counts:
+        with book.part(f"{one.name}, {count} rows"):
+            rows = rows_of(count, positions).to(asked.device)
+            given = {b: torch.randn(count, b.width, device=asked.device) for b in {*step.reads, step.writes}}
+            program = Program(*given)
+            program.add(step)
+            runner = TritonRunner(program)
+            seconds = seconds_each([lambda runner=runner, rows=rows, given=given: runner.run(rows, given)])
+            floor = max(one.moved / bandwidth, one.operations * count / rate)
+            found = {"seconds": seconds, "floor": floor, "bytes": one.moved, "operations": one.operations * count}
+            line = f"{one.name}, {count} rows: {1e6 * seconds:.1f} us, at best {1e6 * floor:.1f}"
+            book.note(f"{one.name}, {count} rows", found, line)

@@ -77,7 +77,7 @@ def build(asked: Asked, slots: int) -> Built:
         pages = min(pages, (torch.cuda.mem_get_info(device)[0] - _SPARE) // (position * PAGE))
     pages = max(pages, least)
     loaded = LoadedModel(name, model, TokenIds(), "", 1 << 16, frozenset())
-    forward = preparing._on_cuda(loaded, model, layout, BlockManager(pages), device)
+    forward = preparing._on_cuda(loaded, model, layout, BlockManager(pages), device, torch.float32)
     for buffer in (*forward.cache.keys, *forward.cache.values):
         buffer.normal_()
     width = sum(layout.group * kv_heads * size for kv_heads, _, size in layout.cached)

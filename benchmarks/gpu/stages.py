@@ -31,10 +31,11 @@ _COMMANDS = (*_MODELS, "typer", "rich")
 STAGES = (
     Stage("environment", 20, "environment", "the device, its driver, versions, packages"),
     Stage("kernels", 55, "kernels", "detgen's kernels: the bits of its compiled library", packages=("triton",)),
+    Stage("bytes", 40, "bytes", "the SHA-256 of runs on the processor and on the device", packages=_COMMANDS),
     Stage("ceilings", 15, "ceilings", "copies, matrix products, launches"),
-    Stage("passes", 50, "passes", "passes of the model by row count", packages=_MODELS),
+    Stage("passes", 60, "passes", "passes of the model by row count", packages=_MODELS),
     Stage("kernel-times", 45, "kernel_times", "times of detgen's kernels", packages=("triton",)),
-    Stage("generations", 75, "generations", "whole generations by detgen", packages=_MODELS),
+    Stage("generations", 70, "generations", "whole generations by detgen", packages=_MODELS),
     Stage("generations-peer", 40, "generations", "the same by transformers' generate_batch", packages=_MODELS),
     Stage("quick", 55, "commands", "detgen verify-determinism --quick", packages=_COMMANDS),
     Stage("cuda-tests", 35, "commands", "the tests marked cuda", packages=(*_COMMANDS, "pytest", "hypothesis")),

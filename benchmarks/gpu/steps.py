@@ -64,7 +64,6 @@ def made(asked: Asked, positions: int) -> Iterator[Made]:
         return torch.randn(*size, generator=maker)
 
     hidden, inner = Buffer("hidden", shape.hidden), Buffer("inner", shape.inner)
-    qkv = Buffer("qkv", (shape.heads + 2 * shape.kv_heads) * shape.size)
     out, gated = Buffer("out", shape.hidden), Buffer("gated", shape.inner)
     for stored, (dtype, form) in _STORED.items():
         for name, x, to, rows in (("o_proj", hidden, out, shape.hidden), ("down_proj", inner, out, shape.hidden)):
@@ -81,6 +80,17 @@ def made(asked: Asked, positions: int) -> Iterator[Made]:
     for function in list(Activation)[1:]:
         step = steps.Activate(name="activation", x=hidden, to=Into(out), function=function)
         yield Made(f"activation {function.name}", step)
+    yield from attention(asked, positions)
+
+
+def attention(asked: Asked, positions: int) -> Iterator[Made]:
+    """Rotation and attention, with random keys and values of so many positions."""
+    shape, maker = Shape.of(asked), torch.Generator().manual_seed(1)
+
+    def drawn(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=maker)
+
+    qkv = Buffer("qkv", (shape.heads + 2 * shape.kv_heads) * shape.size)
     pages = -(-positions // PAGE)
     keys, kept = drawn(pages, shape.kv_heads, shape.size, PAGE), drawn(pages, shape.kv_heads, PAGE, shape.size)
     cache = Cache(heads=shape.heads, kv_heads=shape.kv_heads, size=shape.size, values=shape.size, keys=keys, kept=kept)

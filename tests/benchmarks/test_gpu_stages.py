@@ -11,10 +11,12 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+from gpu import bytes as gpu_bytes
 from gpu import timing
 from gpu.generations import workloads
 from gpu.kernels import compare
 from gpu.notebook import Asked, Notebook
+from gpu.passes import build, decode
 from gpu.steps import made
 
 SETTINGS = Asked("kernels", "tiny", tiny=True)
@@ -33,6 +35,20 @@ def test_a_kernel_with_other_bits_is_found(broken: bool, tmp_path: Path, monkeyp
     with book.part("kernel"):
         compare(book, one, 3, 70, "cpu")
     assert len(book.failed) == broken
+
+
+def test_a_model_is_ready_for_passes() -> None:
+    built = build(SETTINGS, 2)
+    assert built.slots >= 2
+    assert decode(built, 2).lengths.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("other", [None, "q8"])
+def test_a_run_with_other_bytes_is_found(other: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_bytes, "digest_of", lambda _f, device, q, drafter, _t: f"{q} {q == other and drafter}")
+    book = Notebook(tmp_path / "part.json")
+    gpu_bytes.measure(book, SETTINGS)
+    assert [line.partition(":")[0] for line in book.failed] == ([f"{other}, none"] if other else [])
 
 
 def test_mixed_lengths_have_the_tokens_of_equal_ones() -> None:

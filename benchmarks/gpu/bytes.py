@@ -1,0 +1,44 @@
+"""Runs of the embedded pair on the processor and on the device: `outputs.jsonl` has the same SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gpu.notebook import Asked, Notebook
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PROMPTS = [
+    {"prompt": "def add(a, b):\n"},
+    {"prompt": "class Stack:\n    def push(self, item):\n", "temperature": 0.8, "seed": 3, "logprobs": 2},
+    {"prompt": "for i in range(10):\n    print(i)\nfor i in", "temperature": 0.9, "top_p": 0.9, "top_k": 20, "n": 2},
+    {"prompt": "class Queue:\n", "repetition_penalty": 1.3, "presence_penalty": 0.5},
+]
+
+
+def measure(book: Notebook, asked: Asked) -> None:
+    """Weights as they are and in few bits, with all drafters in turns."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in _PROMPTS))
+        for quant in ("none", "q8"):
+            wanted = digest_of(folder, "cpu", quant, "auto", asked.tiny)
+            for drafter in ("none",) if asked.tiny else ("none", "model", "self", "ngram"):
+                with book.part(f"{quant}, {drafter}"):
+                    found = digest_of(folder, asked.device, quant, drafter, asked.tiny)
+                    said = "the SHA-256 of the processor" if found == wanted else f"OTHER BYTES: {found}, not {wanted}"
+                    book.note(f"{quant}, {drafter}", {"equal": found == wanted}, f"{quant}, {drafter}: {said}")
+                    assert found == wanted, said
+
+
+def digest_of(folder: Path, device: str, quant: str, drafter: str, tiny: bool) -> str:
+    """The SHA-256 of what a run of the prompts writes."""
+    out = folder / f"{device}-{quant}-{drafter}"
+    command = [sys.executable, "-m", "detgen", "run", str(folder / "prompts.jsonl"), "-o", str(out), "-q"]
+    options = ["--device", device, "--target-quant", quant, "--drafter", drafter, "--max-tokens", "4" if tiny else "48"]
+    subprocess.run([*command, *options], cwd=_ROOT, check=True, stdout=sys.stderr)
+    return hashlib.sha256((out / "outputs.jsonl").read_bytes()).hexdigest()
