@@ -181,8 +181,9 @@ class OutputProcessor:
             judged = Judged(None, results.logprobs[at], results.leads[at])
         else:
             assert picked is not None
-            wordy = bool(live.wordy[rows.slots].any())
-            judged = judge_rows(results, picked, None if len(at) == len(taken) else at, full=wordy)
+            whole = live.wordy[rows.slots][rows.owner[at]].nonzero()[0]
+            every = None if len(at) == len(taken) else at
+            judged = judge_rows(results, picked, every, whole if len(whole) else None)
         if judged.logprobs is not None:
             self._note_logprobs(rows, committed, judged)
         self._record(verified, judged)
@@ -277,11 +278,12 @@ class OutputProcessor:
     def _note_logprobs(self, rows: WantedRows, committed: np.ndarray, judged: Judged) -> None:
         """Keep the log-probabilities of the samples that ask for them."""
         assert judged.logprobs is not None
-        live, ends = self._scheduler.live, committed.cumsum()
+        live, ends, first = self._scheduler.live, committed.cumsum(), 0
         for i in np.flatnonzero(live.wordy[rows.slots] & (committed > 0)).tolist():
-            seq, part = live[int(rows.slots[i])], slice(int(ends[i] - committed[i]), int(ends[i]))
-            wanted = seq.request.params.logprobs or 0
-            seq.logprobs += token_logprobs(judged.logprobs[part], judged.chosen[part].tolist(), wanted)
+            seq, count, end = live[int(rows.slots[i])], int(committed[i]), int(ends[i])
+            wanted, every = seq.request.params.logprobs or 0, judged.logprobs[first : first + count]
+            seq.logprobs += token_logprobs(every, judged.chosen[end - count : end].tolist(), wanted)
+            first += count
 
     def _record(self, verified: Verified, judged: Judged) -> None:
         """Write the acceptance log, and count what it says; `judged` are the committed rows."""

@@ -18,7 +18,7 @@ class Judged(NamedTuple):
     """What some rows say about their tokens.
 
     Attributes:
-        logprobs: float32 [rows, vocabulary]; None if only the chosen tokens' are wanted.
+        logprobs: float32 [n, vocabulary], on the CPU, of the rows of which all are wanted; None if there are none.
         chosen: float32 [rows], the chosen tokens' log-probabilities.
         margins: float64 [rows], the tokens' leads; inf where there was no other candidate.
     """
@@ -64,25 +64,35 @@ def has_kernels(logits: torch.Tensor) -> bool:
     return logits.device.type == "cuda" and torch.version.cuda is not None
 
 
-def judge_rows(logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, full: bool = False) -> Judged:
+def judge_rows(
+    logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, whole: np.ndarray | None = None
+) -> Judged:
     """Judge some rows.
 
-    Log-probabilities have the bits that docs/numerics.md states.
+    Log-probabilities have the bits that docs/numerics.md states. Of logits on CUDA, whole rows alone are copied.
 
     Args:
         logits: float32 [all rows, vocabulary], no longer adjusted.
         picked: what was chosen of them.
         rows: int64 [rows], which to judge; None for all.
-        full: whether the log-probabilities of whole rows are wanted.
+        whole: int64 [n], those among them of which the log-probabilities of all tokens are wanted; None for none.
     """
-    if has_kernels(logits) and not full:
+    at = np.arange(len(logits)) if rows is None else rows
+    leads, every = picked.leads[at], None
+    if has_kernels(logits):
         known = picked.logprobs if picked.logprobs is not None else _given(logits, picked.tokens)
-        wanted = slice(None) if rows is None else rows
-        return Judged(None, known[wanted], picked.leads[wanted])
+        if whole is not None:
+            wanted = torch.from_numpy(at[whole]).to(logits.device)
+            part, tokens = logits[wanted].cpu(), picked.tokens[wanted].cpu()
+            _, every = choosing.logprobs(part, tokens, None, full=True)
+        return Judged(every, known[at], leads)
     if logits.device.type != "cpu":
         logits, picked = logits.cpu(), replace(picked, tokens=picked.tokens.cpu())
-    chosen, logprobs = choosing.logprobs(logits, picked.tokens, rows, full=full)
-    return Judged(logprobs, chosen, picked.leads.copy() if rows is None else picked.leads[rows])
+    if whole is not None and len(whole) < len(at):
+        _, every = choosing.logprobs(logits, picked.tokens, at[whole], full=True)
+        whole = None
+    chosen, all_of_them = choosing.logprobs(logits, picked.tokens, rows, full=whole is not None)
+    return Judged(every if all_of_them is None else all_of_them, chosen, leads)
 
 
 def _given(logits: torch.Tensor, tokens: torch.Tensor) -> np.ndarray:

@@ -84,7 +84,7 @@ class Known:
                 self.mismatches[first + i] = self._mismatch(logits[i], first + i, expected, tolerance)
         if tolerance:
             self.errors += (tolerance * logits.abs().masked_fill(~logits.isfinite(), 0).amax(-1)).tolist()
-        judged = judge_rows(logits, picked, full=wanted is not None)
+        judged = judge_rows(logits, picked, whole=None if wanted is None else np.arange(len(logits)))
         if judged.logprobs is not None:
             self.tops += token_logprobs(judged.logprobs, judged.chosen, wanted or 0)
         self.logprobs += judged.chosen.tolist()

@@ -37,7 +37,11 @@ def on_cuda(patch: pytest.MonkeyPatch) -> None:
 
 
 def both(
-    patch: pytest.MonkeyPatch, logits: torch.Tensor, choices: list[Choice] | None, rows: np.ndarray | None, full: bool
+    patch: pytest.MonkeyPatch,
+    logits: torch.Tensor,
+    choices: list[Choice] | None,
+    rows: np.ndarray | None,
+    whole: np.ndarray | None,
 ) -> list[tuple[Chosen, Judged]]:
     """By a CPU's functions, then by kernels."""
     found = []
@@ -46,7 +50,7 @@ def both(
             on_cuda(patch)
         own = logits.clone()
         picked = choose(own, choices)
-        found.append((picked, judge_rows(own, picked, rows, full)))
+        found.append((picked, judge_rows(own, picked, rows, whole)))
     return found
 
 
@@ -55,11 +59,14 @@ def both(
     rows=st.integers(1, 4),
     vocabulary=st.sampled_from([5, 300, 1001]),
     full=st.booleans(),
+    all_of_them=st.booleans(),
     some=st.booleans(),
     kind=st.sampled_from(["greedy", "sampled", "adjusted"]),
     seed=st.integers(0, 99),
 )
-def test_the_same_as_on_a_cpu(rows: int, vocabulary: int, full: bool, some: bool, kind: str, seed: int) -> None:
+def test_the_same_as_on_a_cpu(
+    rows: int, vocabulary: int, full: bool, all_of_them: bool, some: bool, kind: str, seed: int
+) -> None:
     logits = 4 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed))
     terms = np.array([[0.5, 0.0], [1.0, 1.3], [0.0, 0.7], [0.0, 0.2], [np.inf, np.inf]], np.float32)
     adjustment = Adjustment(np.array([1, 3]), terms)
@@ -69,8 +76,10 @@ def test_the_same_as_on_a_cpu(rows: int, vocabulary: int, full: bool, some: bool
             Choice(0.9 * (i % 2), top_p=0.9, seed=seed, sample=i, adjustment=adjustment if kind == "adjusted" else None)
             for i in range(rows)
         ]
+    at = np.arange(0, rows, 2) if some else None
+    whole = np.arange(len(at) if at is not None else rows)[:: 2 - all_of_them] if full else None
     with pytest.MonkeyPatch.context() as patch:
-        (picked, judged), (theirs, other) = both(patch, logits, choices, np.arange(0, rows, 2) if some else None, full)
+        (picked, judged), (theirs, other) = both(patch, logits, choices, at, whole)
     assert same_bits(picked.tokens, theirs.tokens)
     assert judged.chosen.tobytes() == other.chosen.tobytes()
     assert judged.margins.tobytes() == other.margins.tobytes()
@@ -100,3 +109,17 @@ def test_tokens_that_were_given(device: str, as_on_cuda: pytest.MonkeyPatch) -> 
     on_cuda(as_on_cuda)
     judged = judge_rows(logits.to(device), Chosen(tokens.to(device), np.zeros(5)))
     assert judged.chosen.tobytes() == wanted.tobytes()
+
+
+def test_only_rows_that_are_asked_for_reach_the_host(as_on_cuda: pytest.MonkeyPatch) -> None:
+    on_cuda(as_on_cuda)
+    copied: list[int] = []
+    on_host = judging.choosing.logprobs
+    as_on_cuda.setattr(
+        judging.choosing, "logprobs", lambda logits, *a, **how: copied.append(len(logits)) or on_host(logits, *a, **how)
+    )
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+    judged = judge_rows(logits, choose(logits, None), np.array([0, 2, 4]), np.array([1]))
+    assert copied == [1]
+    assert judged.logprobs is not None
+    assert judged.logprobs.allclose(logits[2:3].log_softmax(-1))
