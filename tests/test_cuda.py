@@ -271,6 +271,55 @@ def _bench(detgen: Command, folder: Path, output: str, *options: str) -> None:
     assert all(row["precision"] == "bfloat16" and row["gpu_memory"] for row in results["rows"])
 
 
+# Counts what crosses between host and device in passes of a model, whose folder is put in front.
+COUNTING = """
+from collections import Counter
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from detgen import Engine
+from detgen.kernels.input_batch import Window, Windows
+from detgen.kernels.sampling import Choice, Choices
+
+class Counting(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        took, gave = ({x.device.type for x in tree_iter(of) if isinstance(x, torch.Tensor)} for of in (args, out))
+        looks = "local_scalar" in str(func) or "nonzero" in str(func) or "item" in str(func)
+        if "cuda" in took and ("cpu" in gave or looks):
+            self.found["to the host"] += 1
+        elif "cpu" in took and "cuda" in took | gave:
+            self.found["to the device"] += 1
+        return out
+
+runner = Engine(target=model, device="cuda", drafter="none").canonical
+runner.cache.pages.lay_out(3, 64)
+windows = Windows.of([Window(slot, 0, [5 + slot], 1) for slot in range(3)])
+choices = Choices.of([Choice(0.8 * slot, 0.9, seed=slot) for slot in range(3)])
+passes = {
+    "run": lambda: runner.run(windows, []),
+    "sample": lambda: runner.sample(windows, np.array([1, 3, 3]), choices),
+}
+for name, call in passes.items():
+    with Counting() as counting:
+        call()
+    print(name, counting.found["to the host"], counting.found["to the device"])
+"""
+
+
+def test_the_host_waits_once(python_on_cuda: Callable[[str], str], model: str) -> None:
+    """In a pass, and at the end of a chain of three; what goes to the device is the rows of each pass, who of them goes
+    on, and how they are sampled."""
+    lines = python_on_cuda(f"model = {model!r}\n{COUNTING}").splitlines()
+    assert [line.split()[:2] for line in lines] == [["run", "1"], ["sample", "1"]]
+    assert [int(line.split()[2]) for line in lines] == [1, 3 + 1 + 3]
+
+
 def test_scores(folder: Path, detgen: Command, model: str) -> None:
     """The same bytes in any batch, and they pass an audit."""
     lines = [

@@ -39,6 +39,26 @@ def on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" and torch.version.cuda is not None else nullcontext()
 
 
+def send(host: torch.Tensor, to: torch.Tensor) -> None:
+    """Copy from this machine's memory to a tensor of a device; nobody waits for it, and `host` may change at once."""
+    if to.device.type == "cuda" and torch.version.cuda is not None:
+        to.copy_(host.pin_memory(), non_blocking=True)  # torch keeps the pinned copy until the device has read it
+    else:
+        to.copy_(host)
+
+
+def sent(host: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """A tensor of a device, likewise."""
+    to = torch.empty(host.shape, dtype=host.dtype, device=device)
+    send(host, to)
+    return to
+
+
+def fetched(x: torch.Tensor) -> torch.Tensor:
+    """The same in this machine's memory. Here the host waits for the device, and nowhere else in this package."""
+    return x.cpu()
+
+
 def versions() -> dict[str, str]:
     """Of what makes machine code of kernels: Triton, and its assemblers, of which the kind of GPU decides the one."""
     tools = [getattr(knobs.nvidia, name, None) for name in ("ptxas", "ptxas_blackwell")]

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_iter
 
 
 class Replaying(Protocol):
-    """How work is recorded, and how numbers reach the device."""
+    """How work is recorded."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """What does the same work again.
@@ -27,36 +27,25 @@ class Replaying(Protocol):
         """
         ...
 
-    def host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Zeros in this machine's memory, [count], for copies to the device."""
-        ...
-
-    def send(self, host: torch.Tensor, to: torch.Tensor) -> None:
-        """Copy from `host`, which must not change before the device has finished, to one of its tensors."""
-        ...
-
 
 class Graphs:
-    """Replays by CUDA's graphs, which share their memory: only one is replayed at a time."""
+    """Replays by CUDA's graphs, which share their memory: only one is replayed at a time.
 
-    def __init__(self) -> None:
+    Args:
+        device: where they run. They are recorded on a stream of it, since torch's own is that of the first device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """See `Replaying`."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()
         replay: Callable[[], None] = graph.replay
         return replay
-
-    def host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """See `Replaying`; pinned."""
-        return torch.zeros(count, dtype=dtype, pin_memory=True)
-
-    def send(self, host: torch.Tensor, to: torch.Tensor) -> None:
-        """See `Replaying`."""
-        to.copy_(host, non_blocking=True)
 
 
 class Calls:
@@ -76,14 +65,6 @@ class Calls:
                 work()
 
         return replay
-
-    def host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """See `Replaying`."""
-        return torch.zeros(count, dtype=dtype)
-
-    def send(self, host: torch.Tensor, to: torch.Tensor) -> None:
-        """See `Replaying`."""
-        to.copy_(host)
 
 
 _LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.item.default}
@@ -132,4 +113,4 @@ class _Watching(TorchDispatchMode):
 
 def replaying(device: torch.device) -> Replaying:
     """That of a device."""
-    return Graphs() if device.type == "cuda" and torch.version.cuda is not None else Calls()
+    return Graphs(device) if device.type == "cuda" and torch.version.cuda is not None else Calls()

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.triton.float_functions import exponential, fold, logarithm
-from detgen.kernels.triton.launching import OPTIONS
+from detgen.kernels.triton.launching import OPTIONS, sent
 from detgen.kernels.triton.sampled_rows import SECTION
 
 _BLOCK = 128  # entries of a row whose sum is folded by itself
@@ -52,7 +52,7 @@ class Lists(NamedTuple):
 
     def to(self, device: torch.device | str) -> Lists:
         """The same on a device."""
-        return Lists(*(x.to(device) for x in self))
+        return Lists(*(sent(x, device) for x in self))
 
 
 class Read(NamedTuple):

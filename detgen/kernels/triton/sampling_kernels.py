@@ -22,7 +22,7 @@ from detgen.kernels import choosing
 from detgen.kernels.filters import inverse_of
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.triton.filter_kernels import boundaries, divided, key
-from detgen.kernels.triton.launching import OPTIONS, above, on
+from detgen.kernels.triton.launching import OPTIONS, above, on, sent
 from detgen.kernels.triton.noise_kernels import gumbel, most_gumbel, word_of, words_of
 from detgen.kernels.triton.row_reading import Lists, log_total, read
 from detgen.kernels.triton.sampled_rows import (
@@ -215,7 +215,7 @@ class Asked(NamedTuple):
     def to(self, device: torch.device | str) -> Asked:
         """The same on a device."""
         table, lists, cuts = self
-        return Asked(table if table is None else table.to(device), lists if lists is None else lists.to(device), cuts)
+        return Asked(None if table is None else sent(table, device), None if lists is None else lists.to(device), cuts)
 
 
 def choose(logits: torch.Tensor, asked: Asked | None = None) -> torch.Tensor:

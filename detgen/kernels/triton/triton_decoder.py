@@ -21,7 +21,7 @@ from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.program_decoder import ProgramDecoder, Programs
 from detgen.kernels.sampling import Choices
-from detgen.kernels.triton.launching import on, versions
+from detgen.kernels.triton.launching import fetched, on, send, sent, versions
 from detgen.kernels.triton.replaying import Replaying
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
@@ -30,7 +30,7 @@ from detgen.program.rows import Rows
 
 _LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # row counts of passes, as far as they go
 _MOST_RECORDED = 512  # rows of a pass: what larger ones launch takes longer than launching it
-_IN_FLIGHT = 16  # most passes that are launched before the first one's results are read
+_MOST_SHAPES = 64  # of passes that are recorded: those used last
 _LEAST_BLOCKS = 4  # of the contexts of a recorded pass, whose number is a power of two
 
 
@@ -50,42 +50,73 @@ class Key(NamedTuple):
     blocks: int
 
 
-class _Statics:
-    """Where the passes of some shape find what they are about, and leave their results.
+class _Memory:
+    """Memory of the device that passes of all shapes share, as large as the largest of them needs it.
+
+    What a pass leaves there is read by what is launched behind it, before the next pass.
+
+    Args:
+        outputs: entries of a row of results.
+        device: where it is.
+    """
+
+    def __init__(self, outputs: int, device: torch.device) -> None:
+        self._outputs, self._device = outputs, device
+        self._sizes = [0, 0, 0]
+
+    def reach(self, key: Key) -> bool:
+        """Have room for passes of a shape; whether what was recorded before knows another place."""
+        rows, wanted, *_ = key
+        sizes = [max(pair) for pair in zip(self._sizes, (sum(_counts(key)), wanted, rows), strict=True)]
+        if sizes == self._sizes:
+            return False
+        self._sizes = sizes
+        self.sent = torch.zeros(sizes[0], dtype=torch.int64, device=self._device)
+        self.results = torch.zeros(sizes[1], self._outputs, device=self._device)
+        self.broken = torch.zeros(sizes[2], dtype=torch.int8, device=self._device)
+        return True
+
+
+class _Shape:
+    """Passes of some shape: where they find what they are about, and leave their results.
 
     Args:
         key: the shape.
-        outputs: entries of a row of results.
-        device: of the buffers.
-        replaying: brings them there.
+        memory: has room for them.
+
+    Attributes:
+        rows: what they are about.
+        results: float32 [wanted, outputs].
+        broken: int8 [rows], 1 where a key of the last layer is not finite.
+        uses: passes that ran.
+        replay: runs one, once it has been recorded.
     """
 
-    def __init__(self, key: Key, outputs: int, device: torch.device, replaying: Replaying) -> None:
+    def __init__(self, key: Key, memory: _Memory) -> None:
         rows, wanted, pieces, blocks = key
-        counts = [rows, rows, rows, wanted, 4 * pieces, pieces * blocks]
-        self._replaying = replaying
-        self._hosts = [replaying.host(sum(counts), torch.int64) for _ in range(_IN_FLIGHT)]
-        self._fills = 0
-        self._sent = torch.zeros(sum(counts), dtype=torch.int64, device=device)
-        self._parts = [np.split(host.numpy(), np.cumsum(counts)[:-1]) for host in self._hosts]
-        ids, positions, places, of, cut, tables = self._sent.split(counts)
+        self._counts = _counts(key)
+        self._sent = memory.sent[: sum(self._counts)]
+        ids, positions, places, of, cut, tables = self._sent.split(self._counts)
         self.rows = Rows(ids, positions, places, of, tables.view(pieces, blocks), cut.view(pieces, 4))
-        self.results = torch.zeros(wanted, outputs, device=device)
-        self.broken = torch.zeros(rows, dtype=torch.int8, device=device)
+        self.results, self.broken = memory.results[:wanted], memory.broken[:rows]
         self.uses = 0
         self.replay: Callable[[], None] | None = None
 
     def fill(self, packed: InputBatch, scratch: int, pieces: np.ndarray, tables: np.ndarray) -> None:
         """Say what a pass is about; `scratch` is the place of padding, the rest as from `InputBatch.by_pieces`."""
         given: tuple[Any, ...] = packed.ids, packed.positions, packed.kv_positions, packed.wanted, pieces.ravel()
-        turn = self._fills % _IN_FLIGHT  # a copy may not have begun when the next one is made ready
-        self._fills += 1
-        *parts, pages = self._parts[turn]
+        host = np.zeros(sum(self._counts), np.int64)
+        *parts, pages = np.split(host, np.cumsum(self._counts)[:-1])
         for part, values, rest in zip(parts, given, (0, 0, scratch, 0, 0), strict=True):
             part[: len(values)], part[len(values) :] = values, rest
         blocks = min(self.rows.tables.shape[1], tables.shape[1])
         pages.reshape(self.rows.tables.shape)[: len(tables), :blocks] = tables[:, :blocks]
-        self._replaying.send(self._hosts[turn], self._sent)
+        send(torch.from_numpy(host), self._sent)
+
+
+def _counts(key: Key) -> list[int]:
+    """Numbers that say what a pass is about: ids, positions, places, rows that are wanted, pieces, tables."""
+    return [key.rows, key.rows, key.rows, key.wanted, 4 * key.pieces, key.pieces * key.blocks]
 
 
 class TritonDecoder(ProgramDecoder):
@@ -117,7 +148,8 @@ class TritonDecoder(ProgramDecoder):
     ) -> None:
         super().__init__(programs, fewer)
         self._scratch, self._device, self._replaying = scratch, device, replaying
-        self._statics: dict[Key, _Statics] = {}
+        self._shapes: dict[Key, _Shape] = {}
+        self._memory = _Memory(self.outputs, device)
         self._runners: dict[tuple[int, int], TritonRunner] = {}
 
     def over(self, cache: KVBuffers) -> TritonDecoder:
@@ -141,11 +173,10 @@ class TritonDecoder(ProgramDecoder):
         """See `Decoder`; gives logits whatever is enough."""
         with on(self._device):
             buffers = self._run(batch, exchange)
-            if broken is not None:
-                broken += buffers.broken[: len(batch.ids)].nonzero()[:, 0].tolist()
             results = buffers.results[: batch.count].clone()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # passes are timed
+            found = fetched(buffers.broken[: len(batch.ids)])  # waits for the pass, which is timed
+            if broken is not None:
+                broken += found.numpy().nonzero()[0].tolist()
             return results
 
     def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> Scores:
@@ -207,37 +238,39 @@ class TritonDecoder(ProgramDecoder):
 
         `theres` are the sequences that take part in each, int64 [n], ascending.
         """
-        scores, flags = [], []
+        found = []
         chosen = torch.empty(0)
         for step, there in enumerate(theres):
             if step:
                 before = theres[step - 1]
-                same = len(before) == len(there)
-                known = chosen if same else chosen[torch.from_numpy(np.searchsorted(before, there)).to(chosen.device)]
-                buffers = self._run(batch.after(step, there), None, known)
+                if len(before) != len(there):
+                    chosen = chosen[sent(torch.from_numpy(np.searchsorted(before, there)), chosen.device)]
+                buffers = self._run(batch.after(step, there), None, chosen)
             else:
                 buffers = self._run(batch, None)
             asked = None if choices is None else replace(choices.take(there), position=choices.position[there] + step)
-            found = choose_by(buffers.results[: len(there)], asked)
-            chosen = found[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
-            if step % _IN_FLIGHT == _IN_FLIGHT - 1:
-                chosen.cpu()  # waits, as the memory that copies are made from is used again
-            scores.append(found)
-            flags.append(buffers.broken[buffers.rows.wanted[: len(there)]])
-        return unpack(torch.cat(scores).cpu()), torch.cat(flags).bool().cpu().numpy()
+            packed = choose_by(buffers.results[: len(there)], asked)
+            chosen = packed[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
+            broken = buffers.broken[buffers.rows.wanted[: len(there)]]
+            found.append(torch.cat([packed, broken[:, None].int()], 1))
+        told = fetched(torch.cat(found))
+        return unpack(told[:, :4].contiguous()), told[:, 4].bool().numpy()
 
-    def _run(self, packed: InputBatch, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Statics:
+    def _run(self, packed: InputBatch, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Shape:
         """Run a pass; where its results are. `tokens` are those of its rows, where they are on the device already."""
         if self._outgrown(packed.longest):
             self._runners.clear()
-            self._statics.clear()
+            self._shapes.clear()
         rows, wanted = _rung(len(packed.ids)), _rung(len(packed.wanted))
         pieces, tables = packed.by_pieces(max(SHARING // self._programs.group, 1))
         blocks = max(_LEAST_BLOCKS, _above(-(-packed.longest // BLOCK)))
         key = Key(rows, wanted, min(_above(len(pieces)), rows), blocks)
-        if key not in self._statics:
-            self._statics[key] = _Statics(key, self.outputs, self._device, self._replaying)
-        buffers = self._statics[key]
+        if self._memory.reach(key):
+            self._shapes.clear()
+        buffers = self._shapes.pop(key) if key in self._shapes else _Shape(key, self._memory)
+        self._shapes[key] = buffers  # the last one
+        if len(self._shapes) > _MOST_SHAPES:
+            del self._shapes[next(iter(self._shapes))]
         buffers.fill(packed, self._scratch, pieces, tables)
         if tokens is not None:
             buffers.rows.ids[: len(tokens)] = tokens
@@ -253,7 +286,7 @@ class TritonDecoder(ProgramDecoder):
                 buffers.replay = self._replaying.record(lambda: self._compute(buffers))
         return buffers
 
-    def _compute(self, buffers: _Statics, exchange: Exchange | None = None) -> None:
+    def _compute(self, buffers: _Shape, exchange: Exchange | None = None) -> None:
         """What is recorded: looks at no number, and leaves its results in the buffers."""
         programs = self._programs
         key = (-1, -1) if exchange is None else (exchange.inject, exchange.extract)

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.launching import above
+from detgen.kernels.triton.launching import above, send, sent
 
 
 @triton.jit
@@ -30,3 +30,11 @@ def test_a_fused_product_is_rounded_once(device: str) -> None:
 @pytest.mark.parametrize(("size", "wanted"), [(0, 16), (1, 16), (16, 16), (17, 32), (96, 128)])
 def test_sizes_of_blocks(size: int, wanted: int) -> None:
     assert above(size) == wanted
+
+
+def test_what_is_sent_is_a_copy(device: str) -> None:
+    host, there = torch.tensor([1, 2, 3]), torch.zeros(3, dtype=torch.int64, device=device)
+    send(host, there)
+    other = sent(host, device)
+    host.zero_()
+    assert there.tolist() == other.tolist() == [1, 2, 3]

@@ -74,10 +74,5 @@ def test_looking_at_numbers_is_refused(look: Callable[[torch.Tensor], object]) -
         Calls().record(work)
 
 
-def test_what_is_sent_arrives() -> None:
-    calls = replaying(torch.device("cpu"))
-    assert isinstance(calls, Calls)
-    host, device = calls.host(3, torch.int64), torch.zeros(3, dtype=torch.int64)
-    host.copy_(torch.tensor([1, 2, 3]))
-    calls.send(host, device)
-    assert device.tolist() == [1, 2, 3]
+def test_there_are_graphs_on_cuda_alone() -> None:
+    assert isinstance(replaying(torch.device("cpu")), Calls)

@@ -183,6 +183,37 @@ def test_passes_are_recorded_at_their_second_time(monkeypatch: pytest.MonkeyPatc
     assert calls == ["computed"], "who looks into passes has them computed"
 
 
+def test_passes_of_many_shapes_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded is bounded, and buffers are those of the largest pass, whatever the mix of shapes."""
+    monkeypatch.setattr("detgen.kernels.triton.triton_decoder._MOST_SHAPES", 5)
+    forward = both(hf.LlamaConfig(**TINY))[0]
+    model = forward.decoder
+    assert isinstance(model, TritonDecoder)
+    monkeypatch.setattr(model, "_compute", lambda *a: None)
+    random, keys = np.random.default_rng(0), set()
+    for _ in range(600):
+        lengths = random.integers(1, 40, random.integers(1, 5))
+        wanted = [int(random.integers(0, min(n, 3) + 1)) for n in lengths]
+        forward.run([Window(slot, 0, [1] * n, k) for slot, (n, k) in enumerate(zip(lengths, wanted, strict=True))])
+        keys |= set(model._shapes)
+        assert len(model._shapes) <= 5
+    assert len(keys) > 20
+    rows, results = max(key.rows for key in keys), max(key.wanted for key in keys)
+    assert model._memory.results.shape == (results, 140)
+    assert len(model._memory.broken) == rows
+    storages = {shape.results.untyped_storage().data_ptr() for shape in model._shapes.values()}
+    assert storages == {model._memory.results.untyped_storage().data_ptr()}
+
+
+def test_a_shape_that_was_forgotten_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was recorded before there was more memory is not replayed: its results are elsewhere."""
+    monkeypatch.setattr("detgen.kernels.triton.triton_decoder._MOST_SHAPES", 2)
+    forward, other = both(hf.LlamaConfig(**TINY))
+    small, middle, large = ([Window(0, 0, drawn(n, n), n)] for n in (1, 2, 5))
+    for windows in (small, small, small, large, small, small, small, middle, middle, middle, small, large):
+        assert same_bits(forward.run(windows).cpu(), other.run(windows))
+
+
 @examples(4)
 @given(data=st.data(), sampled=st.booleans(), spoiled=st.booleans())
 def test_passes_are_launched_one_after_the_other(
