@@ -76,7 +76,7 @@ class Decoding:
         self._stats = stats
         self._thinking = None if ahead is None else ahead.thinking
         self._drafter, self._vocabulary = drafter, vocabulary
-        self._masks = MaskMaker(scheduler.live)
+        self._masks = MaskMaker(scheduler.live, every=target.device.type == "cuda")
         self._policy = Policy(drafter, drafter.draft_tokens or draft_tokens, target)
 
     @torch.inference_mode()

@@ -31,6 +31,7 @@ class RunningBatch:
         wordy: bool, whether the request asks for log-probabilities.
         adjusted: bool, whether its tokens are chosen from adjusted logits.
         formed: bool, whether its text must have a form.
+        masked: bool, whether whole masks are needed for it.
         how: by the names of the arrays of `Choices`, how its tokens are chosen, the position aside.
         order: int64, its place among all sequences: the greatest is the youngest.
         last: int64, the last committed token.
@@ -48,7 +49,18 @@ class RunningBatch:
     _ARRAYS = (
         *(
             (name, np.bool_)
-            for name in ("busy", "reading", "verified", "choosy", "watched", "eos", "wordy", "adjusted", "formed")
+            for name in (
+                "busy",
+                "reading",
+                "verified",
+                "choosy",
+                "watched",
+                "eos",
+                "wordy",
+                "adjusted",
+                "formed",
+                "masked",
+            )
         ),
         *((name, np.int64) for name in ("order", "last", "length", "prompt", "limit", "least", "cached")),
         ("rounds", np.int64),
@@ -64,6 +76,7 @@ class RunningBatch:
     wordy: np.ndarray
     adjusted: np.ndarray
     formed: np.ndarray
+    masked: np.ndarray
     order: np.ndarray
     last: np.ndarray
     length: np.ndarray
@@ -122,7 +135,7 @@ class RunningBatch:
         self.eos[slot] = not params.ignore_eos
         self.wordy[slot] = params.logprobs is not None
         self.adjusted[slot] = seq.adjusted
-        self.formed[slot] = seq.structure is not None
+        self.formed[slot], self.masked[slot] = seq.structure is not None, seq.masked
         choice = Choice.of(params, seq.sample)
         for name, values in self.how.items():
             values[slot] = getattr(choice, name)

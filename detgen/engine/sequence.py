@@ -72,6 +72,7 @@ class Sequence:
     error: str | None = None
     _adjuster: Adjuster | None = field(init=False, repr=False)
     _masks: Masks | None = field(init=False, repr=False)
+    _penalized: bool = field(init=False, repr=False)
     _first: Choice = field(init=False, repr=False)  # how its first token is chosen, adjustments aside
 
     def __post_init__(self) -> None:
@@ -82,7 +83,8 @@ class Sequence:
         self._first = Choice.of(params, self.sample) if params.temperature > 0 else GREEDY
         self._masks = None if self.structure is None else Masks(self.structure)
         self._adjuster = None
-        if penalties != _NO_PENALTIES or self._masks is not None:
+        self._penalized = penalties != _NO_PENALTIES
+        if self._penalized or self._masks is not None:
             self._adjuster = Adjuster(penalties, self.tokens[: self.prompt_length], self._masks)
 
     @property
@@ -94,6 +96,11 @@ class Sequence:
     def adjusted(self) -> bool:
         """Whether its tokens are chosen from adjusted logits."""
         return self._adjuster is not None
+
+    @property
+    def masked(self) -> bool:
+        """Whether whole masks are needed: it has a form, and its tokens are not just the best that this allows."""
+        return self._masks is not None and (self.request.params.temperature > 0 or self._penalized)
 
     @property
     def least(self) -> int:
@@ -152,15 +159,20 @@ class Sequence:
         return self._masks.forced(self.tokens[self.prompt_length :], most)
 
     def make_masks(self, draft: list[int]) -> None:
-        """Make the masks of the tokens after the last one and after each of the draft."""
+        """Compute the bits of the masks after the last token and after each of the draft."""
         if self._masks is not None:
             for i in range(len(draft) + 1):
-                self._masks.after([*self.tokens[self.prompt_length :], *draft[:i]])
+                mask = self._masks.after([*self.tokens[self.prompt_length :], *draft[:i]])
+                if mask is not None:
+                    _ = mask.bits
 
     def fault(self, draft: list[int]) -> str:
         """Why it cannot be told what may come after the draft; "" if it can."""
         adjustment = None if self.structure is None else self.adjustment(len(draft), draft)
-        if self.structure is None or adjustment is None or adjustment.mask is None or not adjustment.mask.error:
+        if self.structure is None or adjustment is None or adjustment.mask is None:
+            return ""
+        _ = adjustment.mask.bits
+        if not adjustment.mask.error:
             return ""
         return f"{self.structure.name} fails at token {self.generated + len(draft)}: {adjustment.mask.error}"
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ _STATES = 50_000  # of a lexer, each of one or two kilobytes; all else is bounde
 # For a mask, so much that the states end first: what was used before costs none, so this limit depends on the past.
 _FUEL = 100_000_000
 _REASON = 300  # characters
+_NO_BITS = np.zeros(0, np.uint8)
+_Found = TypeVar("_Found")
 
 
 class Structures:
@@ -152,29 +155,47 @@ class Masks:
 
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
-        self._matcher: Any = None  # made with the first mask
-        self._read: list[int] = []  # what the matcher has consumed
-        self._made: dict[int, Mask] = {}  # by the number of tokens before, of those
+        self._matcher: Any = None  # made when it is first needed
+        self._path: list[int] = []  # the longest completion that it was asked about since it went back
+        self._depth = 0  # how many of these the matcher has consumed
+        self._made: dict[int, _Mask] = {}  # by the number of tokens before, of those
 
     def after(self, completion: list[int]) -> Mask | None:
         """What may come after a completion; None where it does not matter, since the completion does not fit or ended.
 
+        What it returns tells nothing any more once another completion, which this one does not begin, was asked about.
+
         Args:
             completion: committed and drafted tokens.
         """
-        known = self._made.get(len(completion))
-        if known is not None and self._read[: len(completion)] == completion:
-            return known
         self._go_back(completion)
-        mask = self._after(completion)
-        if mask is None or not mask.error:
-            return mask
-        # States of other texts, of other requests or of drafts, may have reached a limit. Those of this one decide.
-        self._begin(self._structure.anew())
-        mask = self._after(completion)
-        if mask is not None and mask.error:
-            self._begin(None)
+        path, depth = self._path, len(completion)
+        if (known := self._made.get(depth)) is not None:
+            return known
+        before, new = len(path), completion[len(path) :]
+        path += new
+        mask: Mask | None = None
+        if self._structure.eos.isdisjoint(new):
+            fits, error = self._ask(depth, lambda matcher: True)
+            if fits:
+                return self._new(depth)
+            mask = Mask(_NO_BITS, error) if error else self._wrong(path[self._depth])
+        del path[before:]
+        self._go_back(path)
         return mask
+
+    def _new(self, depth: int) -> Mask:
+        if len(self._made) >= _KEPT:
+            self._made = {at: made for at, made in self._made.items() if at > depth - _KEPT // 2}
+        self._made[depth] = made = _Mask(self, depth)
+        return made
+
+    def _wrong(self, token: int) -> Mask | None:
+        """What `after` says of completions with a token that the matcher does not take where it stands."""
+        bits, error = self.bits(self._depth)
+        if not error and not Mask(bits).allows(token):
+            return None
+        return Mask(_NO_BITS, error or "llguidance does not take a token that it allows")
 
     def forced(self, completion: list[int], most: int) -> list[int]:
         """The next tokens that are the only ones that may come, at most so many; a guess, as cheap as it can be had.
@@ -183,70 +204,115 @@ class Masks:
             completion: committed tokens.
             most: at least 1.
         """
-        self._go_back(completion)
-        if not self._follow(completion)[0] or (not self._matcher.compute_ff_bytes() and not self._matcher.is_stopped()):
+        if self.after(completion) is None or not self._at(len(completion)):
             return []
-        found: list[int] = self._matcher.compute_ff_tokens()[:most]
-        if len(found) < most and len(self._structure.eos) == 1:
+        eos = self._structure.eos
+        found = self._next_forced()[:most]
+        if found and len(found) < most and len(eos) == 1 and eos.isdisjoint(found):
             consumed = self._matcher.try_consume_tokens(found)
             if self._matcher.is_stopped() and not self._matcher.is_error():
-                found += self._structure.eos
+                found += eos
             self._matcher.rollback(consumed)
         return found
 
+    def bits(self, depth: int) -> tuple[np.ndarray, str]:
+        """All that may come after so many tokens of the path, as of a `Mask`, and why it cannot be told."""
+        found, error = self._ask(depth, lambda matcher: np.frombuffer(matcher.compute_bitmask(), np.uint8))
+        return (_NO_BITS if found is None else found), error
+
+    def allows(self, depth: int, token: int) -> bool:
+        """Whether it is told that a token may come after so many tokens of the path, where none is forced."""
+        return bool(self._ask(depth, lambda matcher: matcher.validate_tokens([token]))[0])
+
+    def forced_at(self, depth: int) -> int | None:
+        """The one token that may come after so many tokens of the path, if it is known to be one."""
+        return next(iter(self._next_forced()), None) if self._at(depth) else None
+
+    def _next_forced(self) -> list[int]:
+        matcher, eos = self._matcher, self._structure.eos
+        if matcher.is_stopped():
+            return [*eos] if len(eos) == 1 and not matcher.is_error() else []
+        found: list[int] = matcher.compute_ff_tokens() if matcher.compute_ff_bytes() else []
+        return found
+
+    def _ask(self, depth: int, what: Callable[[Any], _Found]) -> tuple[_Found | None, str]:
+        """What a matcher says after so many tokens of the path, None if they do not fit; and why it cannot be told.
+
+        States of other texts, of other requests or of drafts, may have reached a limit. Those of this one decide.
+        """
+        for anew in (False, True):
+            if anew:
+                self._begin(self._structure.anew())
+            found = what(self._matcher) if self._at(depth) else None
+            if not self._matcher.is_error():
+                return found, ""
+        error = _reason(self._matcher)
+        self._begin(None)
+        return None, error
+
     def _begin(self, matcher: Any) -> None:
-        self._matcher = matcher
-        self._read.clear()
-        self._made.clear()
+        self._matcher, self._depth = matcher, 0
 
-    def _after(self, completion: list[int]) -> Mask | None:
-        fits, fault = self._follow(completion)
-        return self._mask() if fits else fault
-
-    def _follow(self, completion: list[int]) -> tuple[bool, Mask | None]:
-        """Whether it has read the completion; if not, what `after` says."""
-        for token in completion[len(self._read) :]:
-            mask = self._mask()
-            if mask.error:
-                return False, mask
-            if token in self._structure.eos or not mask.allows(token):
-                return False, None
-            if self._matcher.try_consume_tokens([token]) != 1:
-                return False, Mask(mask.bits, _reason(self._matcher))
-            self._read.append(token)
-        return True, None
+    def _at(self, depth: int) -> bool:
+        """Have the matcher consume so many tokens of the path; returns whether they fit."""
+        if self._matcher is None:
+            self._begin(self._structure.start())
+        if depth < self._depth:
+            self._matcher.rollback(self._depth - depth)
+            self._depth = depth
+        if depth > self._depth:
+            self._depth += self._matcher.try_consume_tokens(self._path[self._depth : depth])
+        return self._depth == depth
 
     def _go_back(self, completion: list[int]) -> None:
-        if self._matcher is None:
-            self._matcher = self._structure.start()
-        read = self._read
-        if completion[: len(read)] == read:
+        """Leave of the path what the completion begins with; all of it, if it goes on with the completion."""
+        path, shorter = self._path, min(len(self._path), len(completion))
+        if path[:shorter] == completion[:shorter]:
             return
-        kept = next(i for i, token in enumerate(read) if i >= len(completion) or completion[i] != token)
-        self._matcher.rollback(len(read) - kept)
-        del read[kept:]
+        kept = next(i for i in range(shorter) if path[i] != completion[i])
+        del path[kept:]
+        if self._depth > kept:
+            self._at(kept)
         for depth in [depth for depth in self._made if depth > kept]:
             del self._made[depth]
 
-    def _mask(self) -> Mask:
-        depth = len(self._read)
-        if (known := self._made.get(depth)) is not None:
-            return known
-        mask = self._make()
-        if not mask.error:
-            if len(self._made) >= _KEPT:
-                self._made = {at: made for at, made in self._made.items() if at > depth - _KEPT // 2}
-            self._made[depth] = mask
-        return mask
 
-    def _make(self) -> Mask:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        error = _reason(self._matcher) if self._matcher.is_error() else ""
-        return Mask(bits, error or ("" if bits.any() else "no token of the model fits"))
+class _Mask(Mask):
+    """Asks for what is to be known.
+
+    Args:
+        masks: of the sequence.
+        depth: tokens of its path before.
+    """
+
+    def __init__(self, masks: Masks, depth: int) -> None:
+        super().__init__(_NO_BITS)
+        self._masks, self._depth, self._told = masks, depth, False
+
+    @property
+    def bits(self) -> np.ndarray:
+        """All of them; none where it cannot be told."""
+        if not self._told:
+            self._bits, self.error = self._masks.bits(self._depth)
+            self._told = True
+            if not self.error and not self._bits.any():
+                self.error = "no token of the model fits"
+        return self._bits
+
+    @cached_property
+    def forced(self) -> int | None:
+        """The one token that may come, if it is known to be one."""
+        return self._masks.forced_at(self._depth)
+
+    def allows(self, token: int) -> bool:
+        """Whether a token may come; computes no bits."""
+        if self._told:
+            return super().allows(token)
+        return self._masks.allows(self._depth, token) if self.forced is None else token == self.forced
 
 
 def _reason(matcher: Any) -> str:
-    return _line(matcher.get_error()) or "llguidance takes a token that it allows for none"
+    return _line(matcher.get_error()) or "llguidance says no more"
 
 
 def _line(text: str) -> str:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from detgen.kernels.c.layout import CANDIDATES, Best, Draws, Judged, Masked, Rows
+from detgen.kernels.c.layout import CANDIDATES, RANKED, Best, Draws, Judged, Masked, Rows
+from detgen.kernels.c.layout import Ranked as _Ranked
 from detgen.kernels.c.library import best_build
 
 _FIELDS = frozenset(name for name, *_ in Draws._fields_)
@@ -34,6 +35,35 @@ class Candidates(NamedTuple):
     ids: np.ndarray
     words: np.ndarray
     peaks: np.ndarray
+
+
+class Ranked(NamedTuple):
+    """The largest entries of some rows, descending, the first of ties first.
+
+    Attributes:
+        ids: int64 [rows, RANKED]; -1 where there are no more above -inf.
+        values: float32 [rows, RANKED].
+        logprobs: float32 [rows, RANKED]; NaN where an entry of the row is no number.
+    """
+
+    ids: np.ndarray
+    values: np.ndarray
+    logprobs: np.ndarray
+
+
+def ranked(logits: torch.Tensor, rows: np.ndarray | None = None) -> Ranked:
+    """The largest entries.
+
+    Args:
+        logits: [all rows, vocabulary].
+        rows: int64 [rows], which are wanted; None for all.
+    """
+    logits = _by_rows(logits)
+    count = len(logits) if rows is None else len(rows)
+    made = Ranked(np.empty((count, RANKED), np.int64), *(np.empty((count, RANKED), np.float32) for _ in range(2)))
+    of = _rows(logits, rows, count * logits.shape[1] > _LARGE // 4)
+    best_build().ranked(_Ranked(of, *(values.ctypes.data for values in made)))
+    return made
 
 
 def best(logits: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
@@ -82,7 +112,7 @@ def logprobs(
     count = len(logits) if rows is None else len(rows)
     chosen = np.empty(count, np.float32)
     every = torch.empty(count, logits.shape[1]) if full else None
-    judged = Judged(_rows(logits, rows, count * logits.shape[1] > _LARGE), tokens.data_ptr(), chosen.ctypes.data)
+    judged = Judged(_rows(logits, rows, count * logits.shape[1] > _LARGE // 4), tokens.data_ptr(), chosen.ctypes.data)
     if every is not None:
         judged.every = every.data_ptr()
     best_build().judge(judged)

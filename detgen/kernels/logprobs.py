@@ -91,6 +91,8 @@ def judge_rows(
     if whole is not None and len(whole) < len(at):
         _, every = choosing.logprobs(logits, picked.tokens, at[whole], full=True)
         whole = None
+    if picked.logprobs is not None and whole is None:
+        return Judged(every, picked.logprobs[at], leads)
     chosen, all_of_them = choosing.logprobs(logits, picked.tokens, rows, full=whole is not None)
     return Judged(every if all_of_them is None else all_of_them, chosen, leads)
 

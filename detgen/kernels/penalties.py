@@ -59,21 +59,25 @@ class Penalties:
         return self.repetition != 1 or bool(self.frequency or self.presence)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Mask:
     """Which tokens may come next, where a request says what its text must be.
 
     Attributes:
         bits: uint8 [at least vocabulary / 8], a bit a token, the lowest bit of a byte first.
-        error: why it cannot be told; "" if it can.
+        error: why it cannot be told; "" if it can, as far as was asked.
     """
 
-    bits: np.ndarray
-    error: str = ""
+    def __init__(self, bits: np.ndarray, error: str = "") -> None:
+        self._bits, self.error = bits, error
+
+    @property
+    def bits(self) -> np.ndarray:
+        """All of them."""
+        return self._bits
 
     def allows(self, token: int) -> bool:
         """Whether a token may come."""
-        return bool(self.bits[token >> 3] >> (token & 7) & 1)
+        return token >> 3 < len(self.bits) and bool(self.bits[token >> 3] >> (token & 7) & 1)
 
     def allowed(self, count: int) -> np.ndarray:
         """Of the first tokens, which may come: bool [count]; tokens that it does not have may not."""
@@ -81,8 +85,8 @@ class Mask:
         return found.view(np.bool_)
 
     @property
-    def only(self) -> int | None:
-        """The one token that may come; None if there are several, or none."""
+    def forced(self) -> int | None:
+        """The one token that may come; None if there are several, or none, or it is not known."""
         some = np.flatnonzero(self.bits)
         if len(some) != 1 or (byte := int(self.bits[some[0]])) & (byte - 1):
             return None
@@ -124,6 +128,11 @@ class Adjustment:
         added = np.zeros((5, len(more)), np.float32)
         added[1], added[4] = 1, -np.inf
         return np.concatenate([self.ids, more]), np.concatenate([terms, added], 1)
+
+    @property
+    def only_mask(self) -> bool:
+        """Whether there is a mask, and nothing else changes."""
+        return self.mask is not None and not len(self.ids)
 
     @property
     def stretch(self) -> float:

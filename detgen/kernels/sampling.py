@@ -19,6 +19,7 @@ import torch
 
 from detgen.errors import RequestError
 from detgen.kernels import choosing
+from detgen.kernels.allowed import best_allowed
 from detgen.kernels.filters import floor_of, kept, scaled
 from detgen.kernels.logprobs import Scores, has_kernels
 from detgen.kernels.noise import gumbel
@@ -129,6 +130,13 @@ class Choices(_Arrays):
         adjustment = self.adjustments[row] if self.adjustments is not None else None
         return Choice(**{name: getattr(self, name)[row].item() for name in ARRAYS}, adjustment=adjustment)
 
+    def only_masked(self) -> np.ndarray:
+        """Which rows take the best logit that a mask allows, bool [rows]."""
+        adjustments = self.adjustments or [None] * len(self)
+        masked = np.fromiter((a is not None and a.only_mask for a in adjustments), bool, len(self))
+        found: np.ndarray = masked & (self.temperature == 0)
+        return found
+
     def how(self) -> dict[str, np.ndarray]:
         """What kernels get: the arrays, and the floor, which is the logarithm of min_p."""
         floors = np.full(len(self), -np.inf)
@@ -190,6 +198,9 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> 
         choices = Choices.of(choices)
     if choices.adjustments is None:
         return _choose(logits, choices)
+    masked = choices.only_masked()
+    if masked.any():
+        return _choose_masked(logits, choices, masked)
     with adjusted(logits, choices.adjustments) as changed:
         return _choose(changed, choices)
 
@@ -215,6 +226,24 @@ def on_device(logits: torch.Tensor) -> Any:
     from detgen.kernels.triton import sampling_kernels
 
     return sampling_kernels
+
+
+def _choose_masked(logits: torch.Tensor, choices: Choices, masked: np.ndarray) -> Chosen:
+    """The same, where some rows, a bool for each, take the best logit that a mask allows; or any, where nothing else is
+    done to the others."""
+    adjustments = choices.adjustments or ()
+    masks = [None if a is None else a.mask for a in adjustments]
+    plain = (choices.temperature == 0) & np.fromiter((a is None for a in adjustments), bool, len(choices))
+    if (masked | plain).all():
+        found = best_allowed(logits, None, masks)
+        return Chosen(torch.from_numpy(found.tokens), found.leads, found.logprobs)
+    rows, others = np.flatnonzero(masked), np.flatnonzero(~masked)
+    some = best_allowed(logits, rows, [masks[i] for i in rows.tolist()])
+    rest = choose(logits[torch.from_numpy(others)], [choices[i] for i in others.tolist()])
+    tokens, leads = torch.empty(len(choices), dtype=torch.int64), np.empty(len(choices))
+    tokens[torch.from_numpy(rows)], tokens[torch.from_numpy(others)] = torch.from_numpy(some.tokens), rest.tokens
+    leads[rows], leads[others] = some.leads, rest.leads
+    return Chosen(tokens, leads)
 
 
 def _choose(logits: torch.Tensor, choices: Choices) -> Chosen:

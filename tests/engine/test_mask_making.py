@@ -44,7 +44,7 @@ def test_they_are_made_when_it_is_left(error: BaseException | None) -> None:
     live: Any = _Live()
     caught: BaseException | None = None
     try:
-        with MaskMaker(live).making(windows([1, 3])):
+        with MaskMaker(live, every=True).making(windows([1, 3])):
             assert not live.made
             live.ended.set()
             if error is not None:
@@ -58,7 +58,7 @@ def test_they_are_made_when_it_is_left(error: BaseException | None) -> None:
 def test_a_failure_is_that_of_the_pass() -> None:
     live: Any = _Live(MemoryError("of a mask"))
     live.ended.set()
-    maker = MaskMaker(live)
+    maker = MaskMaker(live, every=True)
     with pytest.raises(MemoryError, match="of a mask"), maker.making(windows([1, 3])):
         pass
     live._fault = None
@@ -69,6 +69,6 @@ def test_a_failure_is_that_of_the_pass() -> None:
 
 def test_nothing_starts_where_no_row_needs_a_mask() -> None:
     live: Any = _Live()
-    with MaskMaker(live).making(windows([1, 0])):
+    with MaskMaker(live, every=True).making(windows([1, 0])):
         pass
     assert not live.made

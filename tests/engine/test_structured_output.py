@@ -172,18 +172,57 @@ def test_what_is_forced_is_drafted(engines: Callable[..., Engine]) -> None:
 def test_masks_are_made_while_the_pass_runs(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread of their own; who chooses makes none."""
     engine, makers = engines(drafter="grammar", batch_size=4), Counter[bool]()
-    own = Masks._make
+    own = Masks.bits
 
-    def make(self: Masks) -> Any:
+    def bits(self: Masks, depth: int) -> Any:
         makers[threading.current_thread() is threading.main_thread()] += 1
-        return own(self)
+        return own(self, depth)
 
-    monkeypatch.setattr(Masks, "_make", make)
+    monkeypatch.setattr(Masks, "bits", bits)
     params = [SamplingParams(guided_json=FORM, temperature=1.0, seed=i, max_tokens=40) for i in range(6)]
     done = texts(engine, params)
     rows = sum(len(c.token_ids) for c in done)
     assert makers[False] >= rows
     assert not makers[True]
+
+    makers.clear()
+    done = texts(engine, [p.model_copy(update={"temperature": 0.0}) for p in params])
+    assert not makers[False]
+    assert makers[True] < 0.6 * sum(len(c.token_ids) for c in done), "the best logits tell what is chosen"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"guided_json": FORM},
+        {"guided_json": {"type": "object"}},
+        {"guided_regex": "[äöüß日本]+x?|a.{2,9}"},
+        {"guided_choice": ["a", "abc", "x y z"]},
+        {"guided_grammar": 'root ::= "foo" ("fooba" | "bar" [0-9]+)*'},
+    ],
+)
+def test_what_may_come_is_told_as_masks_say(structures: Structures, asked: dict[str, Any]) -> None:
+    """Token for token, whichever was asked for first."""
+    params, rng = SamplingParams(**asked), random.Random(11)
+    own = Structures(structures._tokenizer, "", 4096, frozenset({0}))
+    structure, other = structures.of(params), own.of(params)
+    assert structure is not None
+    assert other is not None
+    for _ in range(5):
+        text: list[int] = []
+        masks = Masks(structure)
+        while not text or (text[-1] and len(text) < 40):
+            told, whole = masks.after(text), Masks(other).after(text)
+            assert told is not None
+            assert whole is not None
+            every = whole.allowed(4096).nonzero()[0].tolist()
+            if told.forced is not None:
+                assert every == [told.forced]
+            assert [i for i in range(4096) if told.allows(i)] == every
+            assert bytes(told.bits) == bytes(whole.bits)
+            text.append(rng.choice(every))
+        if not text[-1]:
+            assert masks.after(text) is None
 
 
 @pytest.mark.parametrize("asked", [{"guided_json": FORM}, {"guided_choice": ["a", "abc", "x y z"]}])
@@ -202,7 +241,7 @@ def test_what_is_forced_is_all_that_may_come(structures: Structures, asked: dict
             for n, token in enumerate(forced):
                 mask = Masks(structure).after([*text, *forced[:n]])
                 assert mask is not None
-                assert mask.only == token
+                assert mask.forced == token
             mask = masks.after(text)
             assert mask is not None
             text.append(rng.choice([i for i in range(4096) if mask.allows(i)]))
@@ -268,13 +307,20 @@ def test_a_limit_of_one_text_is_none_of_another(structures: Structures, monkeypa
     assert structure is not None
     a, b = (structures._tokenizer.encode(t, add_special_tokens=False)[0] for t in "ab")
     longest = Masks(structure)
-    errors = [longest.after([a] * n) for n in range(0, 600)]
-    assert errors[-1] is not None
-    assert "too many states" in errors[-1].error
-    first = next(n for n, mask in enumerate(errors) if mask is not None and mask.error)
+    errors = [told(longest.after([a] * n)) for n in range(0, 900)]
+    assert "too many states" in errors[-1]
+    first = next(n for n, error in enumerate(errors) if error)
     other = Masks(structure)
-    assert all(not (mask := other.after([b] * n)) or not mask.error for n in range(first))
-    assert (mask := other.after([b] * first)) is None or mask.error
+    assert not any(told(other.after([b] * n)) for n in range(first))
+    assert told(other.after([b] * first))
+
+
+def told(mask: Any) -> str:
+    """Why a mask cannot be told."""
+    assert mask is not None
+    _ = mask.bits
+    error: str = mask.error
+    return error
 
 
 def test_a_failure_ends_one_sample(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def listed(adjustment: Adjustment, width: int) -> Adjustment:
 @given(allowed=st.frozensets(st.integers(0, 99), max_size=3))
 def test_the_only_token(allowed: frozenset[int]) -> None:
     found = mask(allowed, 100)
-    assert found.only == (next(iter(allowed)) if len(allowed) == 1 else None)
+    assert found.forced == (next(iter(allowed)) if len(allowed) == 1 else None)
     assert [i for i in range(100) if found.allows(i)] == sorted(allowed)
 
 

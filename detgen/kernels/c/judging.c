@@ -1,4 +1,4 @@
-/* Rows as masks leave them, the best entry of each, and log-probabilities; docs/numerics.md states the order of their sums. */
+/* Rows as masks leave them, the best entries of each, and log-probabilities; docs/numerics.md states the order of their sums. */
 
 #include <stdatomic.h>
 #include <string.h>
@@ -148,4 +148,41 @@ static void judge_rows(void *of, int thread) {
 void judge(const Judged *d) {
     Progress progress = {d, 0};
     together(judge_rows, &progress, (int)d->of.threads);
+}
+
+/* The RANKED largest entries, descending, the first of ties first; -1 and -INFINITY where there are no more. */
+static void rank(const float *x, int64_t n, int64_t *ids, float *values) {
+    for (int r = 0; r < RANKED; r++) ids[r] = -1, values[r] = -INFINITY;
+    for (int64_t j = 0; j < n; j += SIDE) {
+        const int some = n - j < SIDE ? n - j : SIDE;
+        const float least = values[RANKED - 1];
+        int32_t any = 0;
+        if (some == SIDE)
+            for (int l = 0; l < SIDE; l++) any |= x[j + l] > least;
+        if (some == SIDE && !any) continue;
+        for (int l = 0; l < some; l++) {
+            int r = RANKED;
+            for (; r > 0 && x[j + l] > values[r - 1]; r--)
+                if (r < RANKED) ids[r] = ids[r - 1], values[r] = values[r - 1];
+            if (r < RANKED) ids[r] = j + l, values[r] = x[j + l];
+        }
+    }
+}
+
+static void rank_rows(void *of, int thread) {
+    Progress *progress = of;
+    const Ranked *r = progress->of;
+    (void)thread;
+    for (int64_t i; (i = atomic_fetch_add(&progress->next, 1)) < r->of.count;) {
+        const float *x = row_of(&r->of, i), top = largest(x, r->of.vocabulary), rest = log_sum(x, r->of.vocabulary, top);
+        float *values = r->values + i * RANKED;
+        rank(x, r->of.vocabulary, r->ids + i * RANKED, values);
+        for (int k = 0; k < RANKED; k++) r->logprobs[i * RANKED + k] = values[k] - top - rest;
+    }
+}
+
+/* The largest entries of rows, and their log-probabilities. */
+void ranked(const Ranked *r) {
+    Progress progress = {r, 0};
+    together(rank_rows, &progress, (int)r->of.threads);
 }

@@ -24,6 +24,7 @@ CONSTANTS = (
     *("LOGIT_BLOCK", "SCORED", "MOST_PICKS", "MOST_EXPERTS"),
 )
 CANDIDATES = 64  # entries of a sampled row that there is room for
+RANKED = 4  # largest entries of a row that are told
 
 
 def _pointer(to: str) -> Any:
@@ -162,6 +163,16 @@ class Judged(ctypes.Structure):
     _fields_ = (("of", Rows), ("tokens", _NUMBERS), ("chosen", _ENTRIES), ("every", _ENTRIES))
 
 
+class Ranked(ctypes.Structure):
+    """Takes the largest entries of each row, descending, the first of ties first, and their log-probabilities.
+
+    `ids`, `values`, `logprobs`: [count, RANKED]; -1 and -inf where no more are above -inf. If an entry of the row is no
+    number, no log-probability is either.
+    """
+
+    _fields_ = (("of", Rows), ("ids", _OUT_NUMBERS), ("values", _ENTRIES), ("logprobs", _ENTRIES))
+
+
 class Draws(ctypes.Structure):
     """How rows are sampled, by place in `rows`, and what of them can be chosen.
 
@@ -226,6 +237,7 @@ _STRUCTURES: tuple[Any, ...] = (
     Best,
     Masked,
     Judged,
+    Ranked,
     Draws,
     Chain,
     Quantization,
@@ -275,7 +287,10 @@ def _whole_kinds() -> Iterator[str]:
 
 def _body() -> str:
     kinds = {name.upper(): i for i, name in enumerate(MEMBERS.values())}
-    lines = [f"#define {name} {getattr(operands, name)}" for name in CONSTANTS] + [f"#define CANDIDATES {CANDIDATES}"]
+    lines = [f"#define {name} {getattr(operands, name)}" for name in CONSTANTS] + [
+        f"#define CANDIDATES {CANDIDATES}",
+        f"#define RANKED {RANKED}",
+    ]
     lines += [f"#define SMALLEST {SMALLEST}"]
     lines += [_enum(dict(of.__members__)) for of in (Storage, operands.Activation, operands.Scoring)] + [_enum(kinds)]
     lines += [f"#define WIDENED_STORAGES(X) {' '.join(f'X({each.name})' for each in Storage if not each.whole)}"]

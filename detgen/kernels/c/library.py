@@ -52,6 +52,7 @@ def build(name: str) -> ctypes.CDLL | None:
             found.best.argtypes = [ctypes.POINTER(layout.Best)]
             found.mask.argtypes = [ctypes.POINTER(layout.Masked)]
             found.judge.argtypes = [ctypes.POINTER(layout.Judged)]
+            found.ranked.argtypes = [ctypes.POINTER(layout.Ranked)]
             found.draws.argtypes = [ctypes.POINTER(layout.Draws)]
             found.quantize.argtypes = [ctypes.POINTER(layout.Quantization)]
             return found

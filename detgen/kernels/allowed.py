@@ -1,0 +1,95 @@
+"""The best logits that masks allow, without the masks where a row's few largest logits tell.
+
+Whether one token may come is told a hundred times as fast as which ones may. A row's choice and its lead are those of
+the masked row: of the largest logits, in their order, the first two that may come, or the one that must; where these
+are not among the few, the mask tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from detgen.kernels import choosing
+from detgen.kernels.penalties import Mask
+
+
+class Allowed(NamedTuple):
+    """What is chosen of some rows.
+
+    Attributes:
+        tokens: int64 [rows], the largest logits that may come, the first of ties.
+        leads: float64 [rows], over the next one that may; inf if there is none.
+        logprobs: float32 [rows], of all tokens' distribution.
+    """
+
+    tokens: np.ndarray
+    leads: np.ndarray
+    logprobs: np.ndarray
+
+
+def best_allowed(logits: torch.Tensor, rows: np.ndarray | None, masks: Sequence[Mask | None]) -> Allowed:
+    """Choose the largest logits that may come.
+
+    Args:
+        logits: float32 [all rows, vocabulary] on the CPU; only read.
+        rows: int64 [rows], which to choose of; None for all.
+        masks: of each of these; None where all may come.
+    """
+    found = choosing.ranked(logits, rows)
+    tokens, chosen, seconds = found.ids[:, 0].copy(), found.values[:, 0].copy(), found.values[:, 1].copy()
+    finite = np.isfinite(found.logprobs[:, 0]) & np.isfinite(chosen)
+    every = logits.numpy()
+    for i, (mask, ids, sound) in enumerate(zip(masks, found.ids.tolist(), finite.tolist(), strict=True)):
+        if mask is None or not sound:
+            continue
+        places = _first_two(mask, ids)
+        if len(places) == 2:
+            tokens[i], chosen[i] = ids[places[0]], found.values[i, places[0]]
+            seconds[i] = found.values[i, places[1]] if places[1] >= 0 else -np.inf
+        else:
+            tokens[i], chosen[i], seconds[i] = _best_of(every[i if rows is None else rows[i]], mask)
+    # Of the row's largest, `x - x - rest`; so these are the bits of `x - largest - rest`.
+    with np.errstate(invalid="ignore"):  # broken rows are chosen of below
+        logprobs = chosen - found.values[:, 0] + found.logprobs[:, 0]
+        leads = chosen.astype(np.float64) - seconds + 0.0
+    if not finite.all():
+        _broken(logits, rows, masks, Allowed(tokens, leads, logprobs), np.flatnonzero(~finite))
+    return Allowed(tokens, leads, logprobs)
+
+
+def _first_two(mask: Mask, ids: list[int]) -> tuple[int, ...]:
+    """The places of the first two tokens that may come, -1 for a second that there is not; fewer if it is not known."""
+    if (forced := mask.forced) is not None:
+        return (ids.index(forced), -1) if forced in ids else ()
+    found: list[int] = []
+    for place, token in enumerate(ids):
+        if token >= 0 and mask.allows(token):
+            found.append(place)
+            if len(found) == 2:
+                break
+    return tuple(found)
+
+
+def _best_of(row: np.ndarray, mask: Mask) -> tuple[int, float, float]:
+    """The best token that may come, its logit and the next one's; -inf where there is none."""
+    ids = np.flatnonzero(mask.allowed(len(row)))
+    if not len(ids):
+        return 0, -np.inf, -np.inf
+    values = row[ids]
+    best = int(values.argmax())
+    second = max(values[:best].max(initial=-np.inf), values[best + 1 :].max(initial=-np.inf))
+    return int(ids[best]), values[best], second
+
+
+def _broken(
+    logits: torch.Tensor, rows: np.ndarray | None, masks: Sequence[Mask | None], to: Allowed, left: np.ndarray
+) -> None:
+    """Choose of rows with entries that are not finite."""
+    part = logits[torch.from_numpy(left if rows is None else rows[left])]
+    changed = choosing.masked(part, [None if (mask := masks[i]) is None else mask.bits for i in left.tolist()])
+    best, to.leads[left] = choosing.best(changed)
+    to.tokens[left], to.logprobs[left] = best.numpy(), choosing.logprobs(part, best, None, full=False)[0]
