@@ -134,7 +134,7 @@ def _position(model: PreTrainedModel, layout: Layout, context: int) -> int:
     known = max((n * 3 // 2 for n in _bounds(layout) if n < context), default=0)
     tunings = (found for module in model.modules() if (found := tuning_of(module, config)) is not None)
     grown = max((n for each in tunings if (n := int(each.every) - each.offset) < context), default=0) + ROWS // 2
-    deep = max(min(other * 3 // 2, _ENTRIES // width, _DEEPEST), min(max(known, grown), _FARTHEST), _SHALLOWEST)
+    deep = max(min(other * 3 // 2, _ENTRIES // max(width, 1), _DEEPEST), min(max(known, grown), _FARTHEST), _SHALLOWEST)
     at = min(deep, context) - ROWS
     chunk = max((traits.chunk or 1 for traits in layout.traits if traits), default=1)
     if not 1 < chunk <= at:

@@ -120,6 +120,14 @@ def test_nothing_is_made_up(config: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         windowed.prepared(made(config))
 
 
+def test_states_alone() -> None:
+    """Layers without keys and values, all of them."""
+    sizes: dict[str, Any] = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8}
+    config = hf.Mamba2Config(**sizes, head_dim=16, state_size=12, n_groups=2, chunk_size=16, pad_token_id=0)
+    assert depth(config, 512) == 0
+    windowed.prepared(made(config))
+
+
 def test_keys_that_are_cached_for_each_query(monkeypatch: pytest.MonkeyPatch) -> None:
     config = hf.FalconConfig(
         **{"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_kv_heads": 2},
