@@ -40,11 +40,13 @@ def _pool() -> dict[str, Request]:
     rng = random.Random(5)
     text = [rng.randrange(1, 4096) for _ in range(200)]
     prompts = [text[:n] for n in (1, 3, 4, 5, 40, 64, 131, 200)] + [[*text[:70], *text[:n]] for n in (2, 10, 61)]
-    kinds: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 3, "n": 2}]
+    kinds: list[dict[str, Any]] = [
+        {"ignore_eos": True},
+        {"ignore_eos": True, "temperature": 0.9, "seed": 3, "n": 2},
+        {"guided_regex": r"([a-z]{3} |\[[0-9], ){5}", "temperature": 0.9, "seed": 3},
+    ]
     return {
-        f"{i}-{j}": Request(
-            i, f"{i}-{j}", token_ids=tuple(p), params=SamplingParams(max_tokens=NEW - i % 3, ignore_eos=True, **kind)
-        )
+        f"{i}-{j}": Request(i, f"{i}-{j}", token_ids=tuple(p), params=SamplingParams(max_tokens=NEW - i % 3, **kind))
         for i, p in enumerate(prompts)
         for j, kind in enumerate(kinds)
     }

@@ -22,11 +22,16 @@ RAY = (WORKER, "raylet", "gcs_server")
 
 
 def write_prompts(path: Path, count: int) -> Path:
-    """Prompts with one sample and with several, drawn and greedy, some that begin alike, and lines that cannot run."""
+    """Prompts with one sample and with several, drawn and greedy, some that begin alike or have a form.
+
+    And lines that cannot run.
+    """
     starts = ("def add(a, b):\n", "import os\n\n", "class Tree:\n", "for i in range(", "# Sort a list\n" * 9, "x = [")
     lines: list[dict[str, Any]] = [{"prompt": f"{starts[n % 6]}{n}", "n": 1 + n % 3, "id": n} for n in range(count)]
     for line in lines[::4]:
         line |= {"temperature": 0.9, "top_p": 0.9, "seed": 3, "logprobs": 2}
+    for line in lines[::7]:
+        line["guided_regex"] = r'\{"[a-z]{1,9}": [0-9]+\}'
     texts = [json.dumps(line) for line in lines]
     texts[1:1] = [
         '{"prompt": 1}',
