@@ -8,8 +8,8 @@ from typing import Any
 
 from detgen.engine.answer import spelling_of
 from detgen.engine.answering import Answering
+from detgen.engine.grammars import JSON
 from detgen.engine.request import Request
-from detgen.engine.structure import JSON
 from detgen.engine.tools import called, functions
 from detgen.errors import RequestError
 

@@ -6,7 +6,6 @@ which tokens, and what was rolled back leave no trace.
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
@@ -14,18 +13,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from detgen.engine.grammars import check_end, form_of, grammar_of, one_line
 from detgen.errors import RequestError
 from detgen.kernels.penalties import Mask
-from detgen.params import GUIDES, SamplingParams
+from detgen.params import SamplingParams
 
 _KEPT = 64  # structures that are kept for requests to come, and masks of a sequence's last positions
-# JSON is written as Python's json.dumps does: with free white space, a model that is not sure can go on with it for
-# ever. What llguidance does not know is refused, not ignored.
-JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 _STATES = 50_000  # of a lexer, each of one or two kilobytes; all else is bounded by the limits that llguidance has
 # For a mask, so much that the states end first: what was used before costs none, so this limit depends on the past.
 _FUEL = 100_000_000
-_REASON = 300  # characters
 _NO_BITS = np.zeros(0, np.uint8)
 _Found = TypeVar("_Found")
 
@@ -55,14 +51,13 @@ class Structures:
         Raises:
             RequestError: it cannot be compiled, or not with this tokenizer; gives llguidance's reason.
         """
-        name = next((name for name in GUIDES if getattr(params, name)), None)
+        name = form_of(params)
         if calls is not None and name is not None:
             raise RequestError(f"both tool_choice and {name} say what the text must be; give one of them")
         name, value = ("tool_choice", calls) if calls is not None else (name, getattr(params, name or "", None))
         if name is None:
             return None
-        if params.ignore_eos:
-            raise RequestError(f"ignore_eos cannot be with {name}: a text that fits ends")
+        check_end(params, name)
         key = name, value
         found = self._known.pop(key, None) or Structure(name, self._compiler(*key), self._eos)
         self._known[key] = found
@@ -72,16 +67,9 @@ class Structures:
 
     def _compiler(self, name: str, value: Any) -> Callable[[], Any]:
         """Makes matchers that know no token yet; made one, to see that it can."""
-        from llguidance import LLMatcher, LLParserLimits, grammar_from
+        from llguidance import LLMatcher, LLParserLimits
 
-        try:
-            if name == "guided_json":
-                grammar = LLMatcher.grammar_from_json_schema(value, overrides=JSON)
-            else:
-                kind: Any = "grammar" if name == "tool_choice" else name.removeprefix("guided_")
-                grammar = grammar_from(kind, json.dumps(value) if kind == "choice" else value)
-        except Exception as error:  # its converter may raise anything
-            raise RequestError(f"{name} is refused: {_line(str(error))}") from None
+        grammar = grammar_of(name, value)
         limits = LLParserLimits(max_lexer_states=_STATES, step_lexer_fuel=_FUEL, verbose_errors=False)
         tokenizer = self._llguidance(name)
 
@@ -92,7 +80,7 @@ class Structures:
         if not made.is_error():
             made.compute_bitmask()  # some errors are found only then
         if made.is_error():
-            reason = _line(made.get_error())
+            reason = one_line(made.get_error())
             reason = "no text fits it" if reason.startswith("NoExtension") else reason
             raise RequestError(f"{name} is refused: {reason}")
         return compile
@@ -115,7 +103,7 @@ class Structures:
                 self._own = LLTokenizer(whole.to_str(), n_vocab=self._vocabulary, eos_token=sorted(self._eos))
             except Exception as error:  # whatever it does not know
                 raise RequestError(
-                    f"{name} cannot be with the tokenizer of {self._model}: {_line(str(error))}"
+                    f"{name} cannot be with the tokenizer of {self._model}: {one_line(str(error))}"
                 ) from None
         return self._own
 
@@ -312,10 +300,4 @@ class _Mask(Mask):
 
 
 def _reason(matcher: Any) -> str:
-    return _line(matcher.get_error()) or "llguidance says no more"
-
-
-def _line(text: str) -> str:
-    """The reason in one line."""
-    line = " ".join(text.replace("<non-verbose/>", "").split())
-    return line if len(line) <= _REASON else line[: _REASON - 3] + "..."
+    return one_line(matcher.get_error()) or "llguidance says no more"

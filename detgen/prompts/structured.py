@@ -42,6 +42,8 @@ def _structured_outputs(value: Any) -> dict[str, Any]:
         return {"guided_json": _ANY_OBJECT}
     if key not in _NAMES:
         raise RequestError(f"structured_outputs.{key} is not supported; it must have one of {', '.join(_NAMES)}")
+    if part == []:
+        raise RequestError("structured_outputs.choice must have a text to choose, got []")
     return {_NAMES[key]: part}
 
 

@@ -16,6 +16,7 @@ from detgen.cache import store_of_run
 from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.engine_like import EngineLike
+from detgen.engine.grammars import check_form
 from detgen.engine.loading import load_engine
 from detgen.engine.pieces import pieces_of
 from detgen.engine.request import Request
@@ -71,12 +72,15 @@ def run(
     second one ends it at once. Either way the same call resumes it.
 
     Raises:
+        RequestError: the form that texts must have by default cannot be.
         RunError: an input that cannot be read, a folder that holds something else, a full disk.
         EngineError: from building the engine.
         KeyboardInterrupt: interrupted while nothing was being generated, or twice.
     """
     if config.limit is not None and not 1 <= config.limit <= _MOST_PROMPTS:
         raise RunError(f"limit must be from 1 to {_MOST_PROMPTS}, got {config.limit}")
+    if isinstance(config, RunConfig):
+        check_form(config.params)
     if build_engine is None:
         check_sources(config.engine)
     show_thoughts = isinstance(config, RunConfig) and config.show_thoughts

@@ -39,6 +39,9 @@ CASES = {
     "run p.jsonl --top-p 2": "--top-p",
     "run p.jsonl --batch-size 0": "--batch-size",
     "run p.jsonl --drafter model --target some/model": "--drafter model needs a draft model",
+    "run p.jsonl --json-schema not.json": '--json-schema is refused: Unimplemented keys: ["not"]',
+    "run p.jsonl --regex (a": "--regex is refused: at 1(8): invalid regex",
+    "run p.jsonl --choice a --ignore-eos": "ignore_eos cannot be with guided_choice: a text that fits ends",
     "run p.jsonl -o p.jsonl": "is a file, not a folder",
     **dict.fromkeys(
         ("export out --to csv -o -", "report out -o -", "bench -o -"),
@@ -80,6 +83,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, fl
     """Exit status, seconds and what was written, by command line."""
     folder, written = tmp_path_factory.mktemp("asked"), tmp_path_factory.mktemp("written")
     (folder / "p.jsonl").write_text('{"prompt": "a"}\n')
+    (folder / "not.json").write_text('{"not": {}}')
     (folder / "empty").mkdir()
     go(folder / "p.jsonl", folder / "out")
     edit_manifest(folder / "out", lambda manifest: manifest.update(model="./no"))

@@ -1,0 +1,70 @@
+"""What a request says its text must be, as a grammar of llguidance. Knows no model; imports nothing slow."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from detgen.errors import RequestError
+from detgen.params import GUIDES, SamplingParams
+
+# JSON is written as Python's json.dumps does: with free white space, a model that is not sure can go on with it for
+# ever. What llguidance does not know is refused, not ignored.
+JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+_REASON = 300  # characters
+
+
+def form_of(params: SamplingParams) -> str | None:
+    """The parameter that says what the text must be; None if it may be any."""
+    return next((name for name in GUIDES if getattr(params, name)), None)
+
+
+def check_end(params: SamplingParams, name: str) -> None:
+    """Refuse a text that must fit what a parameter of this name asks for, and is never to end."""
+    if params.ignore_eos:
+        raise RequestError(f"ignore_eos cannot be with {name}: a text that fits ends")
+
+
+def grammar_of(name: str, value: Any) -> str:
+    """What a parameter asks for, as llguidance takes it.
+
+    Args:
+        name: one of `GUIDES`, or `tool_choice`.
+        value: of the parameter; of `tool_choice`, the grammar of the calls.
+
+    Raises:
+        RequestError: it is none; gives llguidance's reason.
+    """
+    from llguidance import LLMatcher, grammar_from
+
+    try:
+        if name == "guided_json":
+            return LLMatcher.grammar_from_json_schema(value, overrides=JSON)
+        kind: Any = "grammar" if name == "tool_choice" else name.removeprefix("guided_")
+        return grammar_from(kind, json.dumps(value) if kind == "choice" else value)
+    except Exception as error:  # its converter may raise anything
+        raise RequestError(f"{name} is refused: {one_line(str(error))}") from None
+
+
+def check_form(params: SamplingParams) -> None:
+    """Refuse what no model can write, before one is loaded.
+
+    Args:
+        params: may say what the text must be.
+
+    Raises:
+        RequestError: llguidance cannot read it; gives its reason.
+    """
+    if (name := form_of(params)) is None:
+        return
+    from llguidance import LLMatcher
+
+    check_end(params, name)
+    if reason := LLMatcher.validate_grammar(grammar_of(name, getattr(params, name))):
+        raise RequestError(f"{name} is refused: {one_line(reason)}")
+
+
+def one_line(reason: str) -> str:
+    """A reason of llguidance's in one line."""
+    line = " ".join(reason.replace("<non-verbose/>", "").split())
+    return line if len(line) <= _REASON else line[: _REASON - 3] + "..."
