@@ -12,6 +12,8 @@ from detgen.params import GUIDES, SamplingParams
 # ever. What llguidance does not know is refused, not ignored.
 JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 _REASON = 300  # characters
+# What llguidance advises is an option that makes it write what does not fit.
+_ADVICE = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf", "; write anyOf if a value may fit several"
 
 
 def form_of(params: SamplingParams) -> str | None:
@@ -66,5 +68,5 @@ def check_form(params: SamplingParams) -> None:
 
 def one_line(reason: str) -> str:
     """A reason of llguidance's in one line."""
-    line = " ".join(reason.replace("<non-verbose/>", "").split())
+    line = " ".join(reason.replace("<non-verbose/>", "").replace(*_ADVICE).split())
     return line if len(line) <= _REASON else line[: _REASON - 3] + "..."

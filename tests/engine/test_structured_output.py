@@ -105,6 +105,10 @@ def test_what_is_written_fits(engine: Engine) -> None:
         ({"guided_json": {"type": "strin"}}, "guided_json is refused: Invalid type: strin"),
         ({"guided_json": {"not": {"type": "null"}}}, 'guided_json is refused: Unimplemented keys: ["not"]'),
         (
+            {"guided_json": {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}},
+            "guided_json is refused: oneOf constraints are not supported; write anyOf if a value may fit several",
+        ),
+        (
             {"guided_json": {"type": "array", "uniqueItems": True}},
             'guided_json is refused: Unimplemented keys: ["unique',
         ),

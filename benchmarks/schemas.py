@@ -1,0 +1,97 @@
+"""Real JSON schemas: which are refused, whether texts that end fit, and whether masks let through what does not fit.
+
+Each file is an object with a `schema` and, if there are any, `tests`: objects with `data`, and whether it is `valid`,
+as in the folder `maskbench/data` of JSONSchemaBench (https://github.com/guidance-ai/jsonschemabench). The judge is the
+library jsonschema.
+
+    python benchmarks/schemas.py FOLDER [--count 500] [--target MODEL] [--tokens 400]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from detgen import Engine, EngineConfig, Request, SamplingParams
+from detgen.engine.structure import Masks, Structures
+from detgen.errors import RequestError
+
+
+def judged(schema: Any, value: Any) -> str:
+    """Whether a value fits a schema: "fits", or where it does not; "unknown" if the library cannot tell."""
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        error = jsonschema.exceptions.best_match(kind(schema).iter_errors(value))
+    except Exception:  # references to nowhere, expressions of another dialect
+        return "unknown"
+    return "fits" if error is None else f"{error.json_path}: {error.message[:80]} ({error.validator})"
+
+
+def lets_through(structures: Structures, tokenizer: Any, schema: Any, value: Any) -> bool:
+    """Whether a model could write a value, as Python's json writes it."""
+    structure = structures.of(SamplingParams(guided_json=schema))
+    assert structure is not None
+    tokens = tokenizer.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False)
+    mask = Masks(structure).after(tokens)
+    return mask is not None and not mask.error and any(mask.allows(token) for token in structure.eos)
+
+
+def main() -> None:
+    """Print what was found; each text that ended and does not fit, and each value that was wrongly let through."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--target", default=EngineConfig().target)
+    parser.add_argument("--tokens", type=int, default=400)
+    args = parser.parse_args()
+    paths = sorted(path for path in args.folder.iterdir() if path.suffix == ".json")
+    paths = paths[:: max(len(paths) // args.count, 1)][: args.count]
+    engine = Engine(EngineConfig(target=args.target, batch_size=16))
+    eos = frozenset({engine.tokenizer.eos_token_id})
+    structures = Structures(engine.tokenizer, "the model", engine.vocabulary, eos)
+    found, refused = Counter[str](), Counter[str]()
+    schemas: dict[str, Any] = {}
+    for path in paths:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        schema = read["schema"]
+        try:
+            structures.of(SamplingParams(guided_json=schema))
+        except RequestError as error:
+            refused[str(error)[:70]] += 1
+            continue
+        schemas[path.name] = schema
+        for test in read.get("tests", ()):
+            through = lets_through(structures, engine.tokenizer, schema, test["data"])
+            found[f"{'valid' if test['valid'] else 'invalid'} values {'let through' if through else 'ruled out'}"] += 1
+            if through and not test["valid"] and judged(schema, test["data"]) != "fits":
+                print(f"{path.name}: lets through {json.dumps(test['data'])[:200]}: {judged(schema, test['data'])}")
+    requests = [
+        Request(name, name, prompt="data = ", params=SamplingParams(
+            guided_json=schema, temperature=1.0, seed=i, max_tokens=args.tokens
+        ))
+        for i, (name, schema) in enumerate(schemas.items())
+    ]  # fmt: skip
+    for done in engine.generate(requests):
+        name = str(done.request.id)
+        found[f"texts: {done.finish_reason}"] += 1
+        if done.error:
+            print(f"{name}: {done.error}")
+        elif done.finish_reason == "stop":
+            verdict = judged(schemas[name], json.loads(done.text))
+            found[f"texts that ended: {verdict if verdict in ('fits', 'unknown') else 'do not fit'}"] += 1
+            if verdict not in ("fits", "unknown"):
+                print(f"{name}: {verdict}: {done.text[:200]}")
+    print(f"{len(paths)} schemas, {refused.total()} refused")
+    for reason, count in refused.most_common(12):
+        print(f"  {count:5} {reason}")
+    for what, count in sorted(found.items()):
+        print(f"{count:7} {what}")
+
+
+if __name__ == "__main__":
+    main()
