@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from detgen.errors import RequestError
@@ -27,7 +28,7 @@ def check_end(params: SamplingParams, name: str) -> None:
         raise RequestError(f"ignore_eos cannot be with {name}: a text that fits ends")
 
 
-def grammar_of(name: str, value: Any) -> str:
+def as_grammar(name: str, value: Any) -> str:
     """What a parameter asks for, as llguidance takes it.
 
     Args:
@@ -59,11 +60,17 @@ def check_form(params: SamplingParams) -> None:
     """
     if (name := form_of(params)) is None:
         return
+    check_end(params, name)
+    if reason := fault(as_grammar(name, getattr(params, name))):
+        raise RequestError(f"{name} is refused: {reason}")
+
+
+@lru_cache(maxsize=256)
+def fault(grammar: str) -> str:
+    """Why llguidance cannot read a grammar, whatever the model; "" if it can."""
     from llguidance import LLMatcher
 
-    check_end(params, name)
-    if reason := LLMatcher.validate_grammar(grammar_of(name, getattr(params, name))):
-        raise RequestError(f"{name} is refused: {one_line(reason)}")
+    return one_line(LLMatcher.validate_grammar(grammar))
 
 
 def one_line(reason: str) -> str:

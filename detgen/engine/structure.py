@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from detgen.engine.grammars import check_end, form_of, grammar_of, one_line
+from detgen.engine.grammars import as_grammar, check_end, form_of, one_line
 from detgen.errors import RequestError
 from detgen.kernels.penalties import Mask
 from detgen.params import SamplingParams
@@ -69,7 +69,7 @@ class Structures:
         """Makes matchers that know no token yet; made one, to see that it can."""
         from llguidance import LLMatcher, LLParserLimits
 
-        grammar = grammar_of(name, value)
+        grammar = as_grammar(name, value)
         limits = LLParserLimits(max_lexer_states=_STATES, step_lexer_fuel=_FUEL, verbose_errors=False)
         tokenizer = self._llguidance(name)
 
