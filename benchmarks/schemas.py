@@ -4,7 +4,7 @@ Each file is an object with a `schema` and, if there are any, `tests`: objects w
 as in the folder `maskbench/data` of JSONSchemaBench (https://github.com/guidance-ai/jsonschemabench). The judge is the
 library jsonschema.
 
-    python benchmarks/schemas.py FOLDER [--count 500] [--target MODEL] [--tokens 400]
+    python benchmarks/schemas.py FOLDER [--limit 500] [--target MODEL] [--max-tokens 400]
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def main() -> None:
     """Print what was found; each text that ended and does not fit, and each value that was wrongly let through."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--limit", type=int, default=500)
     parser.add_argument("--target", default=EngineConfig().target)
-    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--max-tokens", type=int, default=400)
     args = parser.parse_args()
     paths = sorted(path for path in args.folder.iterdir() if path.suffix == ".json")
-    paths = paths[:: max(len(paths) // args.count, 1)][: args.count]
+    paths = paths[:: max(len(paths) // args.limit, 1)][: args.limit]
     engine = Engine(EngineConfig(target=args.target, batch_size=16))
     eos = frozenset({engine.tokenizer.eos_token_id})
     structures = Structures(engine.tokenizer, "the model", engine.vocabulary, eos)
@@ -72,7 +72,7 @@ def main() -> None:
                 print(f"{path.name}: lets through {json.dumps(test['data'])[:200]}: {judged(schema, test['data'])}")
     requests = [
         Request(name, name, prompt="data = ", params=SamplingParams(
-            guided_json=schema, temperature=1.0, seed=i, max_tokens=args.tokens
+            guided_json=schema, temperature=1.0, seed=i, max_tokens=args.max_tokens
         ))
         for i, (name, schema) in enumerate(schemas.items())
     ]  # fmt: skip

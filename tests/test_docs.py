@@ -61,6 +61,16 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
+def test_the_texts_of_forms_are_what_a_run_writes(tmp_path: Path) -> None:
+    prompts, out = ROOT / "sample_prompts" / "structured.jsonl", tmp_path / "out"
+    done = CliRunner().invoke(app, ["run", str(prompts), "-o", str(out), "-q"])
+    assert done.exit_code == 0, done.output
+    lines = map(json.loads, (out / "outputs.jsonl").read_bytes().splitlines())
+    shown = "".join(f"    {line['id']}: {line['text']}\n" for line in lines)
+    page = (ROOT / "docs" / "structured.md").read_text("utf-8")
+    assert f"    $ jq -r '.id + \": \" + .text' out/outputs.jsonl\n{shown}\n" in page
+
+
 def test_the_picture_is_what_a_run_writes(tmp_path: Path) -> None:
     """Prompts and texts line by line, and the digest, which the tutorial shows too."""
     prompts, out = ROOT / "sample_prompts" / "methods.jsonl", tmp_path / "out"

@@ -33,7 +33,7 @@ def test_counts(
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     if broken:
         monkeypatch.setattr(schemas, "judged", lambda schema, value: "$.n: wrong (maximum)")
-    monkeypatch.setattr(sys, "argv", ["schemas.py", str(tmp_path), "--tokens", "40"])
+    monkeypatch.setattr(sys, "argv", ["schemas.py", str(tmp_path), "--max-tokens", "40"])
     schemas.main()
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[broken:] == [
