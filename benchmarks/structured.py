@@ -3,18 +3,27 @@
 Free requests have the prompts of the others, and generate as many tokens as each of them did.
 
     python benchmarks/structured.py TARGET [--draft MODEL] [--threads 2] [--turns 5] [--requests 48]
+
+With `--openvino FOLDER`, the same model as OpenVINO reads it, OpenVINO GenAI runs in each turn, too, in float32, in the
+environment of `--openvino-python PATH`. Its texts are others: what it generates freely is as long as these.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from detgen import Engine, EngineConfig, Request, SamplingParams
 
 _STRING = {"type": "string", "minLength": 1, "maxLength": 24}
+_MOST = 300  # tokens of a text
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -45,7 +54,7 @@ _COMPARED = ((16, "none", "none"), (16, "auto", "auto"), (1, "none", "none"), (1
 
 def requests(count: int, temperature: float) -> list[Request]:
     """Different prompts that ask for the same form."""
-    params = SamplingParams(guided_json=SCHEMA, max_tokens=300, temperature=temperature)
+    params = SamplingParams(guided_json=SCHEMA, max_tokens=_MOST, temperature=temperature)
     found = []
     for i in range(count):
         person, place = _PEOPLE[i % len(_PEOPLE)], _PLACES[i % len(_PLACES)]
@@ -73,6 +82,31 @@ def timed(engine: Engine, requests: list[Request]) -> tuple[float, float, list[i
     return sum(counts) / seconds, sum(counts) / (engine.canonical.passes - passes), counts
 
 
+def openvino(python: str, model: str, threads: int) -> Callable[[int, list[Request]], tuple[float, float]]:
+    """Runs requests in batches of a size: tokens per second with the schema, and without it."""
+    script = Path(__file__).with_name("structured_openvino.py")
+    process = subprocess.Popen([python, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    to, answers = process.stdin, process.stdout
+
+    def tell(line: dict[str, Any]) -> None:
+        to.write(json.dumps(line) + "\n")
+        to.flush()
+
+    def run(batch: int, requests: list[Request]) -> tuple[float, float]:
+        speeds, counts = [], None
+        for _ in range(2):
+            tell({"batch": batch, "counts": counts, "prompts": [request.prompt for request in requests]})
+            answer = json.loads(answers.readline())
+            counts = answer["tokens"]
+            speeds.append(sum(counts) / answer["seconds"])
+        return speeds[0], speeds[1]
+
+    tell({"model": model, "threads": threads, "schema": SCHEMA, "limit": _MOST})
+    return run
+
+
 def main() -> None:
     """Print a line for each comparison: the median of its turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,18 +116,23 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--openvino", metavar="FOLDER")
+    parser.add_argument("--openvino-python", metavar="PATH", default="python")
     parser.add_argument("--only", type=int, action="append", help="number of a comparison, from 0")
     args = parser.parse_args()
     base = Engine(EngineConfig(target=args.target, draft=args.draft, threads=args.threads, batch_size=16))
+    peer = openvino(args.openvino_python, args.openvino, args.threads) if args.openvino else None
     for i, (batch, drafter, other) in enumerate(_COMPARED):
         if args.only and i not in args.only:
             continue
         asked = requests(args.requests if batch > 1 else max(args.requests // 8, 1), args.temperature)
-        found = []
+        found, peers = [], []
         for _ in range(args.turns):
             fresh = [base.with_settings(drafter=name, batch_size=batch) for name in (drafter, other)]
             speed, per_pass, counts = timed(fresh[0], asked)
             found.append((speed, per_pass, *timed(fresh[1], free(asked, counts))[:2]))
+            if peer is not None and drafter == "none":
+                peers.append(peer(batch, asked))
         speed, per_pass, plain, plain_per_pass = (median(column) for column in zip(*found, strict=True))
         ratio = median(a / b for a, _, b, _ in found)
         print(
@@ -101,6 +140,14 @@ def main() -> None:
             f" {other} without {plain:7.1f} ({plain_per_pass:.2f}); ratio {ratio:.3f}",
             flush=True,
         )
+        if peers:
+            speed, plain = (median(column) for column in zip(*peers, strict=True))
+            ratio = median(a / b for a, b in peers)
+            print(
+                f"batch {batch:2}: OpenVINO GenAI with the schema {speed:7.1f} tokens/s, without {plain:7.1f};"
+                f" ratio {ratio:.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
