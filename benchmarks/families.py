@@ -55,8 +55,7 @@ tokens must be the same wherever the two best differ by more. Where a type has t
 tiny model does not show the effect of other settings. For every model that is loaded, detgen therefore compares its
 passes with the model's own forward before it generates.
 
-On CUDA, the types that run whole in one call do so too, except those whose layers keep states (qwen3_next, qwen3_5,
-lfm2, lfm2_moe, granitemoehybrid, nemotron_h, falcon_h1, bamba and mamba2). All others are refused there.
+On CUDA, the types that run whole in one call do so too; all others are refused there.
 
 Multimodal models that transformers maps to other classes run like the language model in them, if they keep it in a
 module called language_model, and if it sees what a decoder sees; PaliGemma, whose prompts see ahead, is refused.

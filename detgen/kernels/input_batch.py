@@ -120,6 +120,7 @@ class InputBatch:
         count: how many of them are asked for.
         windows: the windows.
         area: cost of their attention, in places; see `attention_area`.
+        spans: int64 [windows, 6], see `Rows`; None where no layer keeps states.
     """
 
     ids: torch.Tensor
@@ -131,7 +132,7 @@ class InputBatch:
     area: float
     _tables: np.ndarray
     _group: int
-    _spans: torch.Tensor | None = None
+    spans: torch.Tensor | None = None
     _rows: Rows | None = None
 
     @property
@@ -140,7 +141,7 @@ class InputBatch:
         if self._rows is None:
             w = self.windows
             tables, pieces = torch.from_numpy(self._tables), lay_out(w.slots, w.starts, w.lengths, self._group)
-            self._rows = Rows(self.ids, self.positions, self.kv_positions, self.wanted, tables, pieces, self._spans)
+            self._rows = Rows(self.ids, self.positions, self.kv_positions, self.wanted, tables, pieces, self.spans)
         return self._rows
 
     @property

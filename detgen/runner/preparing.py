@@ -111,7 +111,7 @@ def prepare(
     backbones = [m.backbone for m in models]
     own = [_own_forward(m, model, compared=m is target) for m, model in zip(models, backbones, strict=True)]
     layouts = [told.layout for told in own]
-    _check_states(models, layouts, device)
+    _check_states(models, layouts)
     held = max(sum(KVCache.position_bytes(layout.cached, kv_dtype) for layout in layouts), _LEAST_BYTES)
     beside = sum(m.packed_bytes for m in models) if device.type == "cuda" else 0
     beside += (states := _state_bytes(target.name, layouts[0], batch_size, device))
@@ -212,7 +212,7 @@ def _runner(
         EngineError: if it is not row-invariant, there are no kernels for it, or too little memory.
     """
     if device.type == "cuda":
-        return _on_cuda(loaded, model, layout, pages, device, dtype)
+        return _on_cuda(loaded, model, layout, pages, device, dtype, slots)
     states = StateCache(layout.states, slots, device) if layout.states else None
     cache = KVCache(layout.cached, pages, dtype, device, states)
     if has_description(model):
@@ -243,8 +243,9 @@ def _on_cuda(
     pages: BlockManager,
     device: torch.device,
     dtype: torch.dtype,
+    slots: int = SLOTS,
 ) -> ModelRunner:
-    """The passes of a decoder by kernels in Triton, which take its weights to the device.
+    """The passes of a decoder by kernels in Triton, which take its weights to the device; arguments as `_runner`'s.
 
     Raises:
         EngineError: if it has no description, there is no Triton, or the device has too little memory.
@@ -262,7 +263,8 @@ def _on_cuda(
             " --device cpu"
         ) from error
     try:
-        cache = KVCache(layout.cached, pages, dtype, device)
+        states = StateCache(layout.states, slots, device) if layout.states else None
+        cache = KVCache(layout.cached, pages, dtype, device, states)
         programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_form, loaded.read, lambda x: x.to(device))
         decoder = TritonDecoder(programs, cache.scratch, device, replaying(device))
     except torch.OutOfMemoryError as error:
@@ -271,16 +273,14 @@ def _on_cuda(
     return ModelRunner(decoder, cache, layout.group)
 
 
-def _check_states(models: list[LoadedModel], layouts: list[Layout], device: torch.device) -> None:
-    """Refuse layers that keep states where they cannot.
+def _check_states(models: list[LoadedModel], layouts: list[Layout]) -> None:
+    """Refuse a draft model whose layers keep states.
 
     Raises:
-        EngineError: if they are a draft model's, or on CUDA.
+        EngineError: naming it.
     """
-    for i, (model, layout) in enumerate(zip(models, layouts, strict=True)):
-        if layout.states and device.type == "cuda":
-            raise EngineError(f"{model.name} has layers that keep states, which do not run on CUDA; use --device cpu")
-        if layout.states and i:
+    for model, layout in list(zip(models, layouts, strict=True))[1:]:
+        if layout.states:
             raise EngineError(
                 f"{model.name} keeps states of what it has read, so it cannot be a draft model; use --drafter self,"
                 " ngram or none"

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.engine_inputs import adversary
 from helpers.families import DESCRIBED, ROWS
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.models.known import known
-from detgen.models.loading import load_model
 from detgen.progress import Unobserved
-from detgen.runner.preparing import prepare
 
 
 def made(family: str, random_model: Callable[..., Path]) -> Path:
@@ -101,12 +98,6 @@ def test_nothing_is_shared_and_that_is_said(folder: Path, of_deltas: Engine) -> 
 def test_it_is_no_draft_model(folder: Path) -> None:
     with pytest.raises(EngineError, match="keeps states of what it has read, so it cannot be a draft model; use "):
         Engine(target=folder, draft=folder, kv_memory=4 << 20)
-
-
-def test_not_on_cuda(folder: Path) -> None:
-    target, cuda = load_model(folder, "nets", "float32", "none"), torch.device("cuda")
-    with pytest.raises(EngineError, match="has layers that keep states, which do not run on CUDA; use --device cpu"):
-        prepare(target, None, cuda, batch_size=1, kv_memory=4 << 20)
 
 
 def test_what_a_position_takes(every_folder: Path, engine: Engine) -> None:

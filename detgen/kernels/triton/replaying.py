@@ -20,7 +20,7 @@ class Replaying(Protocol):
     """How work is recorded."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What does the same work again.
+        """Do the work, and give what does the same again.
 
         Args:
             work: reads and writes tensors that stay where they are; has been called before.
@@ -45,6 +45,7 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()
         replay: Callable[[], None] = graph.replay
+        replay()
         return replay
 
 

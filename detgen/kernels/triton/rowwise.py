@@ -109,6 +109,14 @@ def _weigh(x, routes, to, rows, width, PICKS: tl.constexpr, ROWS: tl.constexpr, 
         tl.store(to + (row[:, None] * PICKS + pick) * width + column[None, :], v * weight[:, None], mask=there)
 
 
+@triton.jit(do_not_specialize=("rows",))
+def _watch(x, broken, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column, there = part_of(rows, width, ROWS, COLUMNS)
+    v = tl.load(x + row[:, None] * width + column[None, :], mask=there, other=0.0)
+    infinite = there & ((v - v) != 0.0)
+    tl.store(broken + row, tl.full((ROWS,), 1, tl.int8), mask=tl.max(infinite.to(tl.int32), 1) > 0)
+
+
 @triton.jit
 def _kept(x, most, IN_16: tl.constexpr):
     """What the cache keeps of x: within its bounds, of bf16 the nearest; what is no number becomes 0."""
@@ -235,6 +243,12 @@ def weigh(x: torch.Tensor, routes: torch.Tensor, to: torch.Tensor) -> None:
     """`Weigh`: [rows, width] by routes [rows, 2 * picks] into [rows, picks * width], all float32."""
     rows, columns, grid = tiles(len(x), x.shape[1], _ROWS, _COLUMNS)
     _weigh[grid](x, routes, to, *x.shape, routes.shape[1] // 2, rows, columns, **OPTIONS)
+
+
+def watch(x: torch.Tensor, broken: torch.Tensor) -> None:
+    """`Watch` of float32 [rows, width]: `broken`, int8 [rows], becomes 1 where a row is not finite."""
+    rows, columns, grid = tiles(len(x), x.shape[1], _ROWS, _COLUMNS)
+    _watch[grid](x, broken, *x.shape, rows, columns, **OPTIONS)
 
 
 def combine(x: torch.Tensor, routes: torch.Tensor, into: Into, to: torch.Tensor, *, weighed: bool) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from detgen.errors import EngineError
-from detgen.kernels.triton import attend, linear, norms, peaks, rowwise, whole_linear
+from detgen.kernels.triton import attend, linear, norms, peaks, rowwise, state_kernels, whole_linear
 from detgen.kernels.triton.launching import on
 from detgen.program import steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import PANEL, Buffer, Into, Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
+from detgen.program.states import Convolve, DeltaRule, StateSpace, Watch
 from detgen.program.storage import FORMATS
 from detgen.program.widening import widened
 
@@ -27,7 +28,7 @@ class _Pass:
     Attributes:
         rows: its rows.
         buffers: float32 [rows, width] each; some have those of wanted rows alone, and some have had both.
-        broken: int8 [rows], 1 where a key of the last layer is not finite.
+        broken: int8 [rows], 1 where a key of the last layer, or what is watched, is not finite.
         count: rows of the step in progress.
     """
 
@@ -39,6 +40,12 @@ class _Pass:
     def __getitem__(self, buffer: Buffer) -> torch.Tensor:
         """The rows of a buffer that a step reads or writes."""
         return self.buffers[buffer][: self.count]
+
+    @property
+    def spans(self) -> torch.Tensor:
+        """Those of the rows, see `Rows`."""
+        assert self.rows.spans is not None, "layers that keep states are told of the spans of a pass"
+        return self.rows.spans
 
 
 def _embed(s: steps.Embed, of: _Pass) -> None:
@@ -132,6 +139,22 @@ def _sum(s: steps.Sum, of: _Pass) -> None:
     norms.sum_of(of[s.x], of[s.to])
 
 
+def _convolve(s: Convolve, of: _Pass) -> None:
+    state_kernels.convolve(s, of[s.x], of.spans, of[s.to])
+
+
+def _delta_rule(s: DeltaRule, of: _Pass) -> None:
+    state_kernels.recur(s, of[s.qkv], of[s.decay], of[s.strength], of.spans, of[s.to])
+
+
+def _state_space(s: StateSpace, of: _Pass) -> None:
+    state_kernels.recur(s, of[s.qkv], of[s.decay], None, of.spans, of[s.to])
+
+
+def _watch(s: Watch, of: _Pass) -> None:
+    rowwise.watch(of[s.x], of.broken)
+
+
 KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
     steps.Embed: _embed,
     steps.EmbedColumn: _embed_column,
@@ -153,6 +176,10 @@ KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
     steps.Activate: _activate,
     steps.Softmax: _softmax,
     steps.Sum: _sum,
+    Convolve: _convolve,
+    DeltaRule: _delta_rule,
+    StateSpace: _state_space,
+    Watch: _watch,
 }
 
 
@@ -189,7 +216,7 @@ class TritonRunner:
             exact: whether inputs stay as they are where they would become whole numbers, which is slow.
 
         Returns:
-            int8 [rows], 1 where a key of the last layer is not finite.
+            int8 [rows], 1 where a key of the last layer, or what is watched, is not finite.
         """
         count, wanted = len(rows.ids), len(rows.wanted)
         of = _Pass(rows, dict(given), torch.zeros(count, dtype=torch.int8, device=rows.ids.device))

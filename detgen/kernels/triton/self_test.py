@@ -28,6 +28,7 @@ from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import LOGIT_BLOCK, PAGE, PANEL, SCORED, Activation, Buffer, Cache, Into, Scoring, Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows
+from detgen.program.states import STATEFUL, Convolve, DeltaRule, StateSpace, Watch
 from detgen.program.storage import Storage
 
 _ROWS = 5
@@ -113,6 +114,7 @@ def tried(inputs: int = 1280) -> Iterator[Tried]:
         yield _of(steps.Activate(name=f"activation {function.name}", x=wide, to=Into(to), function=function))
     yield from _attention(drawn)
     yield from _mixtures(drawn)
+    yield from _states(drawn)
 
 
 def _of(*made: Step) -> Tried:
@@ -172,12 +174,29 @@ def _mixtures(drawn: Any) -> Iterator[Tried]:
         )
 
 
+def _states(drawn: Any) -> Iterator[Tried]:
+    x, mixed, qkv, ruled = Buffer("x", 70), Buffer("mixed", 70), Buffer("qkv", 2 * 16 + 2 * 40), Buffer("ruled", 80)
+    how: dict[str, Any] = {"taps": 3, "ring": 8, "kept": drawn(1, 8, 70), "activation": Activation.SILU}
+    yield _of(Convolve(name="convolution", x=x, to=mixed, weight=drawn(3, 70), bias=drawn(70), **how))
+    decay, strength, ring = Buffer("decay", 2), Buffer("strength", 2), _ROWS + 3
+    sizes: dict[str, Any] = {"heads": 2, "key_heads": 1, "size": 16, "values": 40, "ring": ring}
+    gates: dict[str, Any] = {"decay": decay, "rates": -drawn(2).abs(), "bias": drawn(2)}
+    kept: dict[str, Any] = {"state": drawn(1, 2, 16, 40), "kept": drawn(1, ring, 16 + 80 + 4)}
+    yield _of(DeltaRule(name="delta rule", qkv=qkv, to=ruled, strength=strength, **gates, **sizes, **kept))
+    limits: dict[str, Any] = {"skip": drawn(2), "least": 0.5, "most": 1.5}
+    yield _of(StateSpace(name="state space", qkv=qkv, to=ruled, **limits, **gates, **sizes, **kept))
+    large = steps.Copy(name="copy", x=decay, to=Into(strength, factor=3e38))  # some of it is infinite then
+    yield _of(large, Watch(name="rows that are watched", x=strength))
+
+
 def rows_of(count: int, positions: int) -> Rows:
-    """The last rows of one sequence of so many positions."""
+    """The last rows of one sequence of so many positions, half of which are certain."""
     at = torch.arange(positions - count, positions)
     pieces = lay_out(np.array([0]), np.array([positions - count]), np.array([count]), 8)
     table = torch.arange(-(-positions // PAGE))[None]
-    return Rows(at % 30, at, at, torch.arange(count).flip(0), table, pieces)
+    first = positions - count
+    spans = torch.tensor([[0, 0, first, count, first - 2, first + count // 2]])
+    return Rows(at % 30, at, at, torch.arange(count).flip(0), table, pieces, spans)
 
 
 def moved(value: Any, device: torch.device | str) -> Any:
@@ -195,7 +214,7 @@ def differing(
     """How many numbers have other bits on a device than by the compiled library, and how many there are.
 
     Args:
-        made: steps that are run together, whose tensors are on the CPU; their caches are written to.
+        made: steps that are run together, whose tensors are on the CPU; their caches and states are written to.
         rows: the rows of the pass.
         given: see `Tried`, float32 [rows, width] each, on the CPU; they are left as they are.
         device: where the kernels run.
@@ -208,6 +227,8 @@ def differing(
     for step, other in zip(made, there, strict=True):
         if isinstance(step, steps.Rotate):
             pairs += [(other.cache.keys.cpu(), step.cache.keys), (other.cache.kept.cpu(), step.cache.kept)]
+        names = ("kept", "state") if isinstance(step, STATEFUL) else ()
+        pairs += [(getattr(other, name).cpu(), getattr(step, name)) for name in names if hasattr(step, name)]
     return sum(int((bits(a) != bits(b)).sum()) for a, b in pairs), sum(a.numel() for a, _ in pairs)
 
 

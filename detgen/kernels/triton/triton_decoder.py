@@ -42,12 +42,14 @@ class Key(NamedTuple):
         wanted: those whose logits are wanted.
         pieces: of their windows.
         blocks: of the longest context.
+        spans: windows of a model whose layers keep states; else 0.
     """
 
     rows: int
     wanted: int
     pieces: int
     blocks: int
+    spans: int
 
 
 class _Memory:
@@ -88,26 +90,28 @@ class _Shape:
         rows: what they are about.
         results: float32 [wanted, outputs].
         broken: int8 [rows], 1 where a key of the last layer is not finite.
-        uses: passes that ran.
+        used: whether one has run.
         replay: runs one, once it has been recorded.
     """
 
     def __init__(self, key: Key, memory: _Memory) -> None:
-        rows, wanted, pieces, blocks = key
+        rows, wanted, pieces, blocks, spans = key
         self._counts = _counts(key)
         self._sent = memory.sent[: sum(self._counts)]
-        ids, positions, places, of, cut, tables = self._sent.split(self._counts)
-        self.rows = Rows(ids, positions, places, of, tables.view(pieces, blocks), cut.view(pieces, 4))
+        ids, positions, places, of, cut, of_slots, tables = self._sent.split(self._counts)
+        told = of_slots.view(spans, 6) if spans else None
+        self.rows = Rows(ids, positions, places, of, tables.view(pieces, blocks), cut.view(pieces, 4), told)
         self.results, self.broken = memory.results[:wanted], memory.broken[:rows]
-        self.uses = 0
+        self.used = False
         self.replay: Callable[[], None] | None = None
 
     def fill(self, packed: InputBatch, scratch: int, pieces: np.ndarray, tables: np.ndarray) -> None:
         """Say what a pass is about; `scratch` is the place of padding, the rest as from `InputBatch.by_pieces`."""
-        given: tuple[Any, ...] = packed.ids, packed.positions, packed.kv_positions, packed.wanted, pieces.ravel()
+        given: list[Any] = [packed.ids, packed.positions, packed.kv_positions, packed.wanted, pieces.ravel()]
+        given.append(() if packed.spans is None else packed.spans.ravel())
         host = np.zeros(sum(self._counts), np.int64)
         *parts, pages = np.split(host, np.cumsum(self._counts)[:-1])
-        for part, values, rest in zip(parts, given, (0, 0, scratch, 0, 0), strict=True):
+        for part, values, rest in zip(parts, given, (0, 0, scratch, 0, 0, 0), strict=True):
             part[: len(values)], part[len(values) :] = values, rest
         blocks = min(self.rows.tables.shape[1], tables.shape[1])
         pages.reshape(self.rows.tables.shape)[: len(tables), :blocks] = tables[:, :blocks]
@@ -115,8 +119,8 @@ class _Shape:
 
 
 def _counts(key: Key) -> list[int]:
-    """Numbers that say what a pass is about: ids, positions, places, rows that are wanted, pieces, tables."""
-    return [key.rows, key.rows, key.rows, key.wanted, 4 * key.pieces, key.pieces * key.blocks]
+    """Numbers that say what a pass is about: ids, positions, places, rows that are wanted, pieces, spans, tables."""
+    return [key.rows, key.rows, key.rows, key.wanted, 4 * key.pieces, 6 * key.spans, key.pieces * key.blocks]
 
 
 class TritonDecoder(ProgramDecoder):
@@ -264,7 +268,8 @@ class TritonDecoder(ProgramDecoder):
         rows, wanted = _rung(len(packed.ids)), _rung(len(packed.wanted))
         pieces, tables = packed.by_pieces(max(SHARING // self._programs.group, 1))
         blocks = max(_LEAST_BLOCKS, _above(-(-packed.longest // BLOCK)))
-        key = Key(rows, wanted, min(_above(len(pieces)), rows), blocks)
+        spans = 0 if packed.spans is None else min(_above(len(packed.spans)), rows)
+        key = Key(rows, wanted, min(_above(len(pieces)), rows), blocks, spans)
         if self._memory.reach(key):
             self._shapes.clear()
         buffers = self._shapes.pop(key) if key in self._shapes else _Shape(key, self._memory)
@@ -279,11 +284,11 @@ class TritonDecoder(ProgramDecoder):
             self._compute(buffers, exchange)
         elif buffers.replay is not None:
             buffers.replay()
-        else:
+        elif buffers.used:
+            buffers.replay = self._replaying.record(lambda: self._compute(buffers))
+        else:  # the first pass compiles kernels, and may be the only one of its shape
             self._compute(buffers)
-            buffers.uses += 1
-            if buffers.uses > 1:  # the first pass compiles kernels, and may be the only one of its shape
-                buffers.replay = self._replaying.record(lambda: self._compute(buffers))
+            buffers.used = True
         return buffers
 
     def _compute(self, buffers: _Shape, exchange: Exchange | None = None) -> None:

@@ -28,6 +28,7 @@ from detgen.kernels.triton import (
     rowwise,
     sampled_rows,
     sampling_kernels,
+    state_kernels,
     whole_linear,
 )
 from detgen.program.operands import Activation, Scoring
@@ -128,6 +129,23 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         )
         for name, function in {"taken": 0, "gated": 6, "GELU": 3, "GELU by tanh": 2, "1 / root": 9}.items()
     },
+    "convolve": (
+        state_kernels._convolve,
+        [*[FLOAT] * 4, LONG, FLOAT, "i32"],
+        [4, 19, int(Activation.SILU), False, state_kernels._ROWS, state_kernels._CHANNELS],
+    ),
+    **{
+        name: (
+            state_kernels._recur,
+            [*[FLOAT] * 8, LONG, FLOAT, FLOAT, "i32", "fp32", "fp32"],
+            [space, heads, key_heads, 128, size, 31, state_kernels._VALUES],
+        )
+        for name, space, heads, key_heads, size in (
+            ("delta rule", False, 32, 16, 128),
+            ("state space", True, 80, 8, 64),
+        )
+    },
+    "watch": (rowwise._watch, [FLOAT, BYTE, "i32", "i32"], [1, 256]),
     "weigh": (rowwise._weigh, [FLOAT, FLOAT, FLOAT, "i32", "i32"], [8, 1, 256]),
     "combine": (rowwise._combine, [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"], [8, True, True, True, 1, 256]),
     **{

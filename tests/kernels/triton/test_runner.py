@@ -13,7 +13,8 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 from helpers.examples import examples
-from helpers.steps import odd_groups, odd_pairs
+from helpers.steps import Case as Case_
+from helpers.steps import caches_of, differences, odd_groups, odd_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from detgen.kernels.bits import same_bits
 from detgen.kernels.c.panels import joined, panels, stacked
 from detgen.kernels.c.quantizing import MADE, STORAGE, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
-from detgen.kernels.triton import attend, linear, whole_linear
+from detgen.kernels.triton import attend, linear, state_kernels, whole_linear
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import arithmetic, interpreter, steps
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
@@ -46,7 +47,7 @@ from detgen.program.operands import (
 )
 from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows
-from detgen.program.states import STATEFUL
+from detgen.program.states import Convolve, DeltaRule, StateSpace, Watch
 from detgen.program.steps import STEPS
 from detgen.program.storage import Storage
 
@@ -669,8 +670,70 @@ def _stacked(weights: torch.Tensor, form: Form, *, gated: bool = False, biased: 
     return stacked(parts, PANEL // 2 if gated else PANEL, form, biases)
 
 
+SPANS = [  # slot, first row, its position, rows, the position of the state, up to where rows are certain
+    [2, 0, 7, 4, 5, 9],  # two rows are replayed, two stand, two are kept
+    [0, 4, 0, 12, 0, 12],  # a new sequence, longer than the ring
+    [0, 0, 0, 0, 0, 0],  # padding, which only Triton is given
+    [1, 16, 30, 3, 28, 30],  # what is replayed stands, the rows do not
+    [3, 19, 9, 2, 8, 8],  # a drafter's own rows move nothing
+    [4, 21, 0, 2, 0, 1],
+]
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("kind", [Convolve, DeltaRule, StateSpace])
+def test_states(device: str, kind: type[Step], small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes leave of states, too. With small tiles, and one sequence at a time."""
+    if small:
+        monkeypatch.setattr(state_kernels, "tile", lambda size, most: 8)
+        monkeypatch.setattr(state_kernels, "_MOST", 1)
+    rows, ring = rows_of(23)._replace(spans=torch.tensor([span for span in SPANS if span[3]])), 8
+    padded = rows._replace(spans=torch.tensor(SPANS))
+    if kind == Convolve:
+        x, to = Buffer("x", 20), Buffer("to", 20)
+        given = {x: numbers(1, 23, 20), to: torch.zeros(23, 20)}
+        how: dict[str, Any] = {"weight": numbers(2, 3, 20), "bias": numbers(3, 20), "activation": Activation.SILU}
+        step: Step = Convolve(name="step", x=x, to=to, taps=3, ring=ring, kept=numbers(4, 5, ring, 20), **how)
+    else:
+        sizes: dict[str, Any] = {"heads": 4, "key_heads": 2, "size": 3, "values": 40, "ring": ring}
+        qkv, decay, strength, to = Buffer("qkv", 172), Buffer("decay", 4), Buffer("strength", 4), Buffer("to", 160)
+        given = {b: numbers(i, 23, b.width) for i, b in enumerate((qkv, decay, strength, to))}
+        given[decay][3, 1] = torch.nan
+        how = {"rates": -numbers(5, 4).abs(), "bias": numbers(6, 4), "qkv": qkv, "decay": decay, "to": to}
+        how |= {"state": numbers(7, 5, 4, 3, 40), "kept": numbers(8, 5, ring, 6 + 160 + 8)} | sizes
+        if kind == DeltaRule:
+            step = DeltaRule(name="step", strength=strength, **how)
+        else:
+            step = StateSpace(name="step", skip=numbers(9, 4), **how, **({} if small else {"least": 0.5, "most": 1.5}))
+    program, there = Program(*given), on(device, step)
+    assert isinstance(there, Step)
+    program.add(there)
+    case = Case_(Program(*given), given, rows)
+    case.program.add(step)
+
+    def run(_: Rows, given: dict[Buffer, torch.Tensor]) -> torch.Tensor:
+        theirs = {b: x.to(device) for b, x in given.items()}
+        broken = TritonRunner(program).run(padded.to(device), theirs).bool().cpu()
+        for mine, other in zip(caches_of(case.program), caches_of(program), strict=True):
+            mine.copy_(other)
+        for buffer, x in given.items():
+            x.copy_(theirs[buffer])
+        return broken
+
+    assert differences(case.after(run), case.after(Interpreter(case.program).run)) == []
+
+
+def test_rows_that_are_watched(device: str) -> None:
+    x = Buffer("x", 300)
+    rows = numbers(1, 6, 300)
+    rows[1, 299], rows[3, 0], rows[4, 7] = torch.nan, -torch.inf, 3e38
+    program = Program(x)
+    program.add(Watch(name="watched", x=x))
+    assert TritonRunner(program).run(rows_of(6).to(device), {x: rows.to(device)}).tolist() == [0, 1, 0, 1, 0, 0]
+
+
 def test_every_kind_of_step_has_a_kernel() -> None:
-    assert set(KERNELS) == set(STEPS) - set(STATEFUL)  # which CUDA refuses
+    assert set(KERNELS) == set(STEPS)
 
 
 def test_a_kind_without_a_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
