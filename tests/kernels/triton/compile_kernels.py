@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from helpers.breaking import broken
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -235,9 +236,44 @@ def compiled(kernel: Any, types: list[str], constants: list[Any], capability: in
     return {**found, "shared": made.metadata.shared, "instructions": Counter(named)}
 
 
+# Those that are broken on purpose: a module, what is changed in it, its kernel, and the one that it is compiled like.
+BROKEN: dict[str, tuple[Any, list[tuple[str, str]], str, str]] = {
+    "parts that are folded": (
+        linear,
+        [
+            ("part = tl.zeros((ROWS, COLUMNS), tl.float32)", "part = of_section"),
+            ("behind(of_section, part, first == section)", "part"),
+        ],
+        "_linear",
+        "linear, float, 16 rows",
+    ),
+    "products that are rounded": (
+        linear,
+        [
+            ("part = tl.fma(_weights(", "part += (_weights("),
+            ("wanted, STORAGE), entry, part)", "wanted, STORAGE) * entry)"),
+        ],
+        "_linear",
+        "linear, float, 16 rows",
+    ),
+    "an approximate exponential": (norms, [("exponential(", "tl.exp(")], "_softmax", "softmax"),
+    "an approximate quotient": (norms, [("tl.div_rn(v, divisor)", "v / divisor")], "_softmax", "softmax"),
+    "an approximate root": (norms, [("tl.sqrt_rn(", "tl.rsqrt(")], "_norm", "norm"),
+}
+
+
+def compiled_broken(name: str, folder: Path) -> dict[str, Any]:
+    """What one of `BROKEN` takes of Ampere."""
+    module, changes, kernel, like = BROKEN[name]
+    _, types, constants = KERNELS[like]
+    return compiled(getattr(broken(module, folder, *changes), kernel), types, constants, 80)
+
+
 if __name__ == "__main__":
     found = {
         name: {str(capability): compiled(*what, capability) for capability in (80, 90, 100)}
         for name, what in KERNELS.items()
     }
+    with tempfile.TemporaryDirectory() as folder:
+        found |= {name: {"80": compiled_broken(name, Path(folder))} for name in BROKEN}
     sys.stdout.write(json.dumps(found))

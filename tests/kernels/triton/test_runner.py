@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
+from helpers.breaking import broken
 from helpers.examples import examples
 from helpers.steps import Case as Case_
 from helpers.steps import caches_of, differences, odd_groups, odd_pairs
@@ -226,6 +228,16 @@ def test_a_sum_that_begins_with_minus_zero(device: str) -> None:
     step = steps.Linear(name="step", x=x, to=Into(to), weight=joined([torch.full((2, 1100), 1e-30)], []))
     found = alike(device, rows_of(1), {x: torch.full((1, 1100), -1e-30), to: torch.ones(1, 2)}, step)
     assert found[to].signbit().all()
+
+
+def test_another_order_is_found(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which no compiled code shows: a kernel that adds up a part from its end."""
+    backwards = broken(linear, tmp_path, ("else turn\n", "else tl.minimum(first + _PART, inputs) - 1 - turn + first\n"))
+    x, to = Buffer("x", 128), Buffer("to", 40)
+    step = steps.Linear(name="step", x=x, to=Into(to), weight=joined([numbers(2, 40, 128)], []))
+    monkeypatch.setattr(linear, "_linear", backwards._linear)
+    with pytest.raises(AssertionError):
+        alike(device, rows_of(3), {x: numbers(1, 3, 128), to: torch.zeros(3, 40)}, step)
 
 
 @pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
