@@ -218,6 +218,8 @@ class TritonRunner:
         Returns:
             int8 [rows], 1 where a key of the last layer, or what is watched, is not finite.
         """
+        for tensor in (*given.values(), *(x for x in rows if x is not None)):
+            assert tensor.is_contiguous(), "kernels read one row behind the other"
         count, wanted = len(rows.ids), len(rows.wanted)
         of = _Pass(rows, dict(given), torch.zeros(count, dtype=torch.int8, device=rows.ids.device))
         with on(rows.ids.device):

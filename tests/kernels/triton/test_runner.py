@@ -744,6 +744,15 @@ def test_rows_that_are_watched(device: str) -> None:
     assert TritonRunner(program).run(rows_of(6).to(device), {x: rows.to(device)}).tolist() == [0, 1, 0, 1, 0, 0]
 
 
+def test_a_strided_view_is_refused(device: str) -> None:
+    x, to = Buffer("x", 8), Buffer("to", 8)
+    program = Program(x, to)
+    program.add(steps.Copy(name="copy", x=x, to=Into(to)))
+    given = {x: torch.ones(3, 16, device=device)[:, ::2], to: torch.zeros(3, 8, device=device)}
+    with pytest.raises(AssertionError, match="one row behind the other"):
+        TritonRunner(program).run(rows_of(3).to(device), given)
+
+
 def test_every_kind_of_step_has_a_kernel() -> None:
     assert set(KERNELS) == set(STEPS)
 
