@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
-from detgen.kernels.triton.self_test import different, differing, rows_of
+from detgen.kernels.triton.self_test import checks, differing, rows_of
 from gpu.notebook import Asked, Notebook
 from gpu.steps import Made, made
 
@@ -13,10 +15,13 @@ def measure(book: Notebook, asked: Asked) -> None:
     """The self-test, then step after step, of few rows and of many."""
     torch.set_grad_enabled(False)
     if not asked.tiny:  # in the interpreter a test runs it
-        with book.part("self-test"):
-            found = different(asked.device)
-            book.note("self-test", {"equal": not found, "different": len(found)}, f"self-test: {found or 'passed'}")
-            assert not found, "other bits"
+        started = time.perf_counter()
+        for name, right in checks(asked.device):
+            with book.part(f"self-test: {name}"):
+                assert right(), "other bits"
+        found = {"equal": not book.failed, "seconds": time.perf_counter() - started}
+        said = f"{len(book.failed)} of its parts failed" if book.failed else "passed"
+        book.note("self-test", found, f"self-test: {said}, {found['seconds']:.0f} s")
     positions = 70 if asked.tiny else 1100
     for one in made(asked, positions):
         for count in (3,) if asked.tiny else (1, 5, 130):

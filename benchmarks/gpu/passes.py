@@ -9,12 +9,14 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from detgen.bench.model_source import TokenIds
 from detgen.bench.random_weights import random_model
 from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window, Windows
+from detgen.kernels.triton.sampling_kernels import choose_by, unpack
 from detgen.models.attaching import attach
 from detgen.models.loading import LoadedModel
 from detgen.runner import preparing
@@ -29,6 +31,7 @@ CONTEXT = 1024
 _DECODED = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
 _READ = (512, 2048)
 _ROUNDS = 5
+_CHAINED = 4  # passes of a chain
 _SPARE = 4 << 30  # bytes of the device that are left to a pass
 
 
@@ -70,7 +73,7 @@ def build(asked: Asked, slots: int) -> Built:
         weights -= model.get_input_embeddings().weight.numel()
     context = 100 if asked.tiny else CONTEXT
     layout = attach(model, name)
-    of_slot, least = (-(-positions // PAGE) for positions in (context + 1, _READ[-1]))
+    of_slot, least = (-(-positions // PAGE) for positions in (context + _CHAINED, _READ[-1]))
     pages = slots * of_slot
     if device.type == "cuda":
         position = KVCache.position_bytes(layout.cached, torch.float32)
@@ -115,6 +118,12 @@ def measure(book: Notebook, asked: Asked) -> None:
     first = next(iter(logits.values()), None)
     other = [rows for rows, mine in logits.items() if first is not None and not same_bits(mine, first)]
     book.note("other bits", other, f"row counts with other bits than one row's: {other or 'none'}")
+    for rows in decoded[-2:]:
+        with book.part(f"chain of {rows} rows"):
+            equal = _chained(built, rows)
+            said = "equal bits" if equal else "OTHER BITS"
+            book.note(f"chain of {rows} rows", {"equal": equal}, f"chain of {_CHAINED} passes of {rows} rows: {said}")
+            assert equal, said
     for rows in prompts:
         name = f"prompt of {rows:,} rows"
         with book.part(name):
@@ -142,6 +151,21 @@ def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: 
     times = f"{1e3 * seconds:.2f} ms, {seconds / floor:.2f} times its floor of {1e3 * floor:.2f}"
     line = f"{name}: {times}; {1e3 * launched:.2f} ms launched anew, {'equal bits' if equal else 'OTHER BITS'}"
     book.note(name, found | {"bytes": moved, "operations": operations}, line)
+
+
+def _chained(built: Built, rows: int) -> bool:
+    """Whether passes in one call give what they give one by one: tokens, leads, log-probabilities."""
+    forward, windows = built.forward, decode(built, rows)
+    forward.cache.pages.lay_out(rows, built.context + _CHAINED)
+    _, scores = forward.chain(windows, np.full(rows, _CHAINED))
+    found = [np.asarray(x).reshape(rows, _CHAINED) for x in scores]
+    for step in range(_CHAINED):
+        wanted = unpack(choose_by(forward.run(windows), None).cpu())
+        if any(a[:, step].tobytes() != np.asarray(b).tobytes() for a, b in zip(found, wanted, strict=True)):
+            return False
+        tokens = wanted.tokens.tolist()
+        windows = Windows.of([Window(i, built.context + step + 1, [token], 1) for i, token in enumerate(tokens)])
+    return True
 
 
 def _anew(forward: ModelRunner) -> AbstractContextManager[None]:

@@ -5,8 +5,9 @@ What is compared is small, so that it takes seconds, most of them to compile the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,29 +240,43 @@ def _program(made: tuple[Step, ...], given: Mapping[Buffer, torch.Tensor]) -> Pr
     return program
 
 
-def different(device: torch.device | str, inputs: int = 1280, vocabulary: int = _VOCABULARY) -> list[str]:
-    """The names of what has other bits on a device than by the compiled library; none if all is right.
+def checks(
+    device: torch.device | str, inputs: int = 1280, vocabulary: int = _VOCABULARY
+) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """What is compared, by name, and whether it has the bits of the compiled library.
 
     Args:
         device: where the kernels run; a device of CUDA, or the CPU, for Triton's interpreter.
         inputs: of linear layers, see `tried`.
         vocabulary: logits of a row.
     """
-    rows, maker, found = rows_of(_ROWS, _POSITIONS), torch.Generator().manual_seed(1), []
+    rows, maker = rows_of(_ROWS, _POSITIONS), torch.Generator().manual_seed(1)
+    for one in tried(inputs):
+        given = {b: torch.randn(_ROWS, b.width, generator=maker).abs() for b in one.given}
+        yield one.name, partial(_steps_right, one, rows, given, device)
+    logits, tokens = torch.randn(_ROWS, vocabulary, generator=maker) * 4, torch.arange(_ROWS) * 7
+    for name, choices in _choices(vocabulary).items():
+        yield name, partial(_choice_right, logits, choices, device)
+    yield "log-probabilities", partial(_logprobs_right, logits, tokens, device)
+
+
+def _steps_right(one: Tried, rows: Rows, given: Mapping[Buffer, torch.Tensor], device: torch.device | str) -> bool:
+    return not differing(one.made, rows, given, device)[0]
+
+
+def _choice_right(logits: torch.Tensor, choices: Choices | None, device: torch.device | str) -> bool:
+    return choose_by(logits.to(device), choices).cpu().equal(choose_reference(logits, choices))
+
+
+def _logprobs_right(logits: torch.Tensor, tokens: torch.Tensor, device: torch.device | str) -> bool:
+    wanted, _ = choosing.logprobs(logits, tokens, None, full=False)
+    return logprobs(logits.to(device), tokens.to(device)).cpu().numpy().tobytes() == wanted.tobytes()
+
+
+def different(device: torch.device | str, inputs: int = 1280, vocabulary: int = _VOCABULARY) -> list[str]:
+    """The names of `checks` that find other bits; none if all is right."""
     with torch.inference_mode():
-        for one in tried(inputs):
-            given = {b: torch.randn(_ROWS, b.width, generator=maker).abs() for b in one.given}
-            if differing(one.made, rows, given, device)[0]:
-                found.append(one.name)
-        logits = torch.randn(_ROWS, vocabulary, generator=maker) * 4
-        for name, choices in _choices(vocabulary).items():
-            if not choose_by(logits.to(device), choices).cpu().equal(choose_reference(logits, choices)):
-                found.append(name)
-        tokens = torch.arange(_ROWS) * 7
-        wanted, _ = choosing.logprobs(logits, tokens, None, full=False)
-        if logprobs(logits.to(device), tokens.to(device)).cpu().numpy().tobytes() != wanted.tobytes():
-            found.append("log-probabilities")
-    return found
+        return [name for name, right in checks(device, inputs, vocabulary) if not right()]
 
 
 def _choices(vocabulary: int) -> dict[str, Choices | None]:
