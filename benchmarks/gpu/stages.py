@@ -31,6 +31,7 @@ _COMMANDS = (*_MODELS, "typer", "rich")
 STAGES = (
     Stage("environment", 20, "environment", "the device, its driver, versions, packages"),
     Stage("kernels", 55, "kernels", "detgen's kernels: the bits of its compiled library", packages=("triton",)),
+    Stage("tensor-cores", 15, "tensor_cores", "bf16 products: the rule that emulates them", packages=("triton",)),
     Stage("bytes", 40, "bytes", "the SHA-256 of runs on the processor and on the device", packages=_COMMANDS),
     Stage("ceilings", 15, "ceilings", "copies, matrix products, launches"),
     Stage("passes", 60, "passes", "passes of the model by row count", packages=_MODELS),
