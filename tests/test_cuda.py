@@ -205,6 +205,19 @@ def test_another_family(detgen: Command, folder: Path, random_model: Callable[..
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quant", ["none", "q8"])
+def test_the_embedded_pair(detgen: Command, folder: Path, quant: str) -> None:
+    """Drafts of the smaller model, too: the same `outputs.jsonl`."""
+    found = set()
+    for name in ("cuda", "cpu"):
+        out = f"pair-{quant}-{name}"
+        options = ["--target-quant", quant, "--device", name, "--drafter", "model", "--max-tokens", "3"]
+        detgen(folder, "run", "prompts.jsonl", "-o", out, "--limit", "2", *options)
+        found.add((folder / out / "outputs.jsonl").read_bytes())
+    assert len(found) == 1
+
+
+@pytest.mark.slow
 def test_the_check_finds_nothing(detgen: Command, folder: Path, model: str) -> None:
     """Among chains: other axes take long in the interpreter."""
     (folder / "two.jsonl").write_text("".join(json.dumps({**p, "max_tokens": 6}) + "\n" for p in PROMPTS[:2]))
