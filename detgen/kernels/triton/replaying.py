@@ -42,7 +42,8 @@ class Graphs:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """See `Replaying`."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Threads that load weights or draft may allocate meanwhile, which is no part of it.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         replay: Callable[[], None] = graph.replay
         replay()
