@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
+from detgen.kernels.triton import linear
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.self_test import moved, rows_of
 from detgen.program.program import Program
@@ -14,6 +18,7 @@ from gpu.timing import seconds_each
 
 _ROWS = (1, 16, 64, 128, 256)
 _LONG = (8192, 32768)  # positions of a context
+_TILES = (32, 64)  # rows, of which kernels have 16
 
 
 def measure(book: Notebook, asked: Asked) -> None:
@@ -24,10 +29,25 @@ def measure(book: Notebook, asked: Asked) -> None:
     positions, rows = (70, (2,)) if asked.tiny else (1100, _ROWS)
     for one in made(asked, positions):
         _time(book, asked, one, rows, positions, bandwidth, rate)
+        if one.name.endswith((", q8", ", q4")):
+            for tall in _TILES:
+                with _tiles(tall):
+                    higher = one._replace(name=f"{one.name}, tiles of {tall} rows")
+                    _time(book, asked, higher, rows[-1:], positions, bandwidth, rate)
     for positions in () if asked.tiny else _LONG:
         one = next(one for one in attention(asked, positions) if one.name == "attention")
         one = one._replace(name=f"attention, {positions:,} keys")
         _time(book, asked, one, rows[:2], positions, bandwidth, rate)
+
+
+@contextmanager
+def _tiles(rows: int) -> Iterator[None]:
+    """Linear layers in tiles of so many rows: they read weights less often, and fewer warps are at work."""
+    usual, linear._ROWS = linear._ROWS, rows
+    try:
+        yield
+    finally:
+        linear._ROWS = usual
 
 
 def _time(
