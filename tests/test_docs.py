@@ -28,6 +28,7 @@ from detgen.params import PARAMETERS
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+import kernel_floors  # noqa: E402
 from reference import commands  # noqa: E402
 
 DOCUMENTS = sorted(p for p in ROOT.glob("**/*.md") if not {".venv", "build"} & set(p.relative_to(ROOT).parts))
@@ -211,6 +212,11 @@ def unknown(text: str) -> list[str]:
         if (ROOT / file).exists() and not exists(f"{file[:-3].replace('/', '.')}.{name}"):
             missing.append(name)
     return missing
+
+
+def test_the_floors_of_kernels_are_as_computed() -> None:
+    text = kernel_floors.PAGE.read_text(encoding="utf-8")
+    assert kernel_floors.page(text) == text
 
 
 @pytest.mark.parametrize("path", NAMING, ids=shown)
