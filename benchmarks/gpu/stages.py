@@ -38,6 +38,7 @@ STAGES = (
     Stage("kernel-times", 45, "kernel_times", "times of detgen's kernels", packages=("triton",)),
     Stage("generations", 70, "generations", "whole generations by detgen", packages=_MODELS),
     Stage("generations-peer", 40, "generations", "the same by transformers' generate_batch", packages=_MODELS),
+    Stage("long", 50, "long", "10,000 prompts: memory, graphs, what the host adds", packages=_MODELS),
     Stage("quick", 55, "commands", "detgen verify-determinism --quick", packages=_COMMANDS),
     Stage("cuda-tests", 35, "commands", "the tests marked cuda", packages=(*_COMMANDS, "pytest", "hypothesis")),
 )
