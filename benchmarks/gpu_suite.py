@@ -57,7 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stage", action="append", choices=names, metavar="NAME", help="run only this one; repeatable")
     parser.add_argument("--list", action="store_true", help="list the stages, their limits and what they measure")
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU, kernels in Triton's interpreter")
-    model = "configuration whose shapes are measured, as of detgen bench (default: llama-3.1-8b, with --tiny tiny)"
+    model = (
+        "configuration whose shapes are measured, as of detgen bench (default: that of each stage, with --tiny tiny)"
+    )
     parser.add_argument("--random-weights", metavar="NAME", help=model)
     share = "for all stages together; each has its share (default: the sum that --list shows)"
     parser.add_argument("--minutes", type=minutes_of, metavar="M", help=share)
@@ -72,8 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
     minutes = args.minutes or sum(stage.seconds for stage in stages) / 60
     signal.signal(signal.SIGTERM, _end)
     try:
-        model = args.random_weights or ("tiny" if args.tiny else "llama-3.1-8b")
-        settings_of(model)
+        model = args.random_weights or ("tiny" if args.tiny else None)
+        if model is not None:
+            settings_of(model)
         device = "tiny" if args.tiny else device_name()
         folder = args.output or (Path("gpu-suite-out") if args.tiny else folder_of(device))
         well = Suite(folder, device, model, tiny=args.tiny).run(stages, minutes)

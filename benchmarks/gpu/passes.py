@@ -66,7 +66,9 @@ def build(asked: Asked, slots: int) -> Built:
     """A model of random weights whose cache holds the contexts of `slots` requests, or of those that fit."""
     device = torch.device(asked.device)
     dtype, name = torch.float32 if asked.tiny else torch.bfloat16, asked.model
-    model = random_model(name, "target", dtype, torch.device("cpu"), 0)
+    model = random_model(name, "target", dtype, device, 0).cpu()  # a processor draws billions for minutes
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     config = model.config
     weights, head = sum(p.numel() for p in model.parameters()), model.get_output_embeddings().weight.numel()
     if not config.tie_word_embeddings:

@@ -62,14 +62,14 @@ class Suite:
         folder: for `gpu_suite.json`, which is written after each stage, and its summary; stages that are there from an
             earlier run and do not run again stay.
         device: name of the device.
-        model: as `Asked.model`.
+        model: as `Asked.model`; None for that of each stage.
         tiny: as `Asked.tiny`.
 
     Raises:
         SuiteError: the folder has a file of that name that cannot be read.
     """
 
-    def __init__(self, folder: Path, device: str, model: str, *, tiny: bool) -> None:
+    def __init__(self, folder: Path, device: str, model: str | None, *, tiny: bool) -> None:
         self._folder, self._device, self._model, self._tiny = folder, device, model, tiny
         self._path = folder / "gpu_suite.json"
         self._results: dict[str, dict[str, Any]] = {}
@@ -120,7 +120,8 @@ class Suite:
             settings.pop(name, None)
             if value is not None:
                 settings[name] = value
-        command = [sys.executable, "-m", "gpu", stage.name, self._model, str(part), *(["tiny"] if self._tiny else [])]
+        model = self._model or stage.model
+        command = [sys.executable, "-m", "gpu", stage.name, model, str(part), *(["tiny"] if self._tiny else [])]
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command, env=settings, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
@@ -137,7 +138,7 @@ class Suite:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
         result = _KNOWS_NOTHING | _read(part) | {"status": status, "seconds": round(time.monotonic() - started, 1)}
-        result |= {"limit": round(limit, 1), "device": self._device, "model": self._model, "tiny": self._tiny}
+        result |= {"limit": round(limit, 1), "device": self._device, "model": model, "tiny": self._tiny}
         result |= {"measured": datetime.now(UTC).isoformat(timespec="seconds"), "commit": _commit()}
         if status != "done":
             result["log"] = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST:]

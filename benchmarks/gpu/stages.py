@@ -15,6 +15,7 @@ class Stage(NamedTuple):
         title: what it measures.
         environment: variables that its process starts with; without those that are None.
         packages: that have to be there.
+        model: whose shapes are measured, where none is asked for.
     """
 
     name: str
@@ -23,9 +24,11 @@ class Stage(NamedTuple):
     title: str
     environment: tuple[tuple[str, str | None], ...] = ()
     packages: tuple[str, ...] = ()
+    model: str = "llama-3.1-8b"
 
 
 _MODELS = ("numpy", "transformers", "psutil")
+_SMALLER = "llama-3.2-1b"  # whose weights are there within seconds
 _COMMANDS = (*_MODELS, "typer", "rich")
 
 STAGES = (
@@ -34,11 +37,12 @@ STAGES = (
     Stage("tensor-cores", 15, "tensor_cores", "bf16 products: the rule that emulates them", packages=("triton",)),
     Stage("bytes", 40, "bytes", "the SHA-256 of runs on the processor and on the device", packages=_COMMANDS),
     Stage("ceilings", 15, "ceilings", "copies, matrix products, launches"),
-    Stage("passes", 60, "passes", "passes of the model by row count", packages=_MODELS),
+    Stage("passes", 45, "passes", "passes of a model by row count", packages=_MODELS, model=_SMALLER),
     Stage("kernel-times", 45, "kernel_times", "times of detgen's kernels", packages=("triton",)),
-    Stage("generations", 70, "generations", "whole generations by detgen", packages=_MODELS),
-    Stage("generations-peer", 40, "generations", "the same by transformers' generate_batch", packages=_MODELS),
-    Stage("long", 50, "long", "10,000 prompts: memory, graphs, what the host adds", packages=_MODELS),
-    Stage("quick", 55, "commands", "detgen verify-determinism --quick", packages=_COMMANDS),
+    Stage("generations", 50, "generations", "whole generations by detgen", packages=_MODELS, model=_SMALLER),
+    Stage("generations-peer", 35, "generations", "the same by transformers", packages=_MODELS, model=_SMALLER),
+    Stage("long", 45, "long", "10,000 prompts: memory, graphs, what the host adds", packages=_MODELS),
+    Stage("quick", 50, "commands", "detgen verify-determinism --quick", packages=_COMMANDS),
     Stage("cuda-tests", 35, "commands", "the tests marked cuda", packages=(*_COMMANDS, "pytest", "hypothesis")),
+    Stage("large-passes", 90, "passes", "passes of a larger model", packages=_MODELS),
 )
