@@ -1,8 +1,8 @@
 """What transformers has told of a model, kept between runs: asking it again takes seconds, mostly to import it.
 
 Kept are the model's modules without their weights, its tokenizer, and what its own forward gave (`OwnForward`), all of
-which follow from the model's files, the settings and the versions of libraries. Packed passes are compared with the
-logits of that forward each time a model is prepared, kept or not. Nothing is kept of models with code of their own, of
+which follow from the model's files, the settings and the versions of libraries. Packed passes are compared each time a
+model is prepared, kept or not (`detgen/runner/comparing.py`). Nothing is kept of models with code of their own, of
 those that transformers itself has to load, and where the user's cache cannot be written.
 """
 
@@ -54,6 +54,7 @@ class Kept(NamedTuple):
         layout, depth = own.layout, own.depth
         traits = [t and asdict(t) for t in layout.traits]
         found = {"cached": layout.cached, "traits": traits, "group": layout.group, "states": layout.states}
+        found["agreed"] = own.agreed
         made = dict(arrays)
         if own.reference is not None:
             made["reference"] = own.reference.numpy()
@@ -71,7 +72,7 @@ class Kept(NamedTuple):
         cached = [(h, dk, dv) for h, dk, dv in found["cached"]]
         layout = Layout(cached, traits, found["group"], states=states)
         depth = Depth(**found["depth"], logits=arrays["depth"]) if "depth" in found else None
-        return OwnForward(layout, arrays.get("reference"), depth)
+        return OwnForward(layout, arrays.get("reference"), depth, found["agreed"])
 
 
 class Place:

@@ -55,8 +55,10 @@ class OwnForward:
         layout: of its attention layers.
         reference: logits of a few tokens, float32 [tokens, vocabulary]; None of a draft model, which need not be right.
         depth: those deep in a sequence; None of a draft model, or where they cannot be had.
+        agreed: SHA-256 of these logits, and of those of the packed passes that were compared with them; None before.
     """
 
     layout: Layout
     reference: torch.Tensor | None = None
     depth: Depth | None = None
+    agreed: str | None = None

@@ -38,14 +38,19 @@ def check_depth(runner: ModelRunner, depth: Depth) -> None:
     Raises:
         EngineError: if they differ by more than rounding explains.
     """
-    found = _after_pages(runner, depth) if depth.pages else _after_text(runner, depth)
+    with runner.decoder.exactly():
+        found = deep_rows(runner, depth)
     check_logits(runner, found, depth.logits, f" at position {depth.at + len(depth.tokens) - ROWS:,}")
+
+
+def deep_rows(runner: ModelRunner, depth: Depth) -> torch.Tensor:
+    """Logits of the same rows by a packed pass, float32 [rows, vocabulary]; clears the cache."""
+    return _after_pages(runner, depth) if depth.pages else _after_text(runner, depth)
 
 
 def _after_text(runner: ModelRunner, depth: Depth) -> torch.Tensor:
     runner.cache.pages.lay_out(1, len(depth.tokens))
-    with runner.decoder.exactly():
-        return runner.run([Window(0, 0, depth.tokens, ROWS)])
+    return runner.run([Window(0, 0, depth.tokens, ROWS)])
 
 
 def _after_pages(runner: ModelRunner, depth: Depth) -> torch.Tensor:
@@ -56,5 +61,4 @@ def _after_pages(runner: ModelRunner, depth: Depth) -> torch.Tensor:
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
         made = (torch.cat([x, x[cut:][:1]]) for x in entries((values.shape[1], keys.shape[2], values.shape[3])))
         cache.write(layer, at, *(x.flatten(0, 1).to(values) for x in made))
-    with runner.decoder.exactly():
-        return runner.run([Window(0, depth.at, depth.tokens, ROWS)])
+    return runner.run([Window(0, depth.at, depth.tokens, ROWS)])

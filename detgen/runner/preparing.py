@@ -22,7 +22,8 @@ from detgen.models.program_builder import ProgramBuilder
 from detgen.models.refusing import refusing
 from detgen.progress import Observer, Unobserved
 from detgen.runner.block_manager import PAGE, BlockManager
-from detgen.runner.depth import ROOM, check_depth
+from detgen.runner.comparing import compared
+from detgen.runner.depth import ROOM
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_reference, reference_logits
@@ -122,11 +123,7 @@ def prepare(
         for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
     with refusing(_kind(target.name, backbones[0])):
-        exact = _exact(runners[0], layouts[0])
-        assert own[0].reference is not None, "the target is compared"
-        check_reference(exact, own[0].reference, target.vocabulary)
-        if own[0].depth is not None:
-            check_depth(exact, own[0].depth)
+        own[0] = compared(_in_float32(runners[0], layouts[0]), own[0], target.vocabulary)
     for loaded, told in zip(models, own, strict=True):
         if loaded.keep is not None:
             loaded.keep(told)
@@ -179,11 +176,11 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device, dt
         reference = reference_logits(decoder, target.vocabulary, target.form)
         layout = attach(decoder, name)
     runner = _runner(target, decoder, layout, BlockManager(SLOTS), device, dtype)
-    check_reference(_exact(runner, layout), reference, target.vocabulary)
+    check_reference(_in_float32(runner, layout), reference, target.vocabulary)
     return Block(runner)
 
 
-def _exact(runner: ModelRunner, layout: Layout) -> ModelRunner:
+def _in_float32(runner: ModelRunner, layout: Layout) -> ModelRunner:
     """The same passes over a cache in float32, so that they can be compared with another forward."""
     if runner.cache.keys[0].dtype == torch.float32:
         return runner

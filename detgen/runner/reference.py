@@ -62,10 +62,15 @@ def check_reference(runner: ModelRunner, reference: torch.Tensor, vocabulary: in
     Raises:
         EngineError: if packed passes do not compute what the model's own forward does.
     """
-    runner.cache.pages.lay_out(1, _TOKENS)
     with runner.decoder.exactly():
-        packed = runner.run([Window(0, 0, _tokens(vocabulary), _TOKENS)])
+        packed = first_rows(runner, vocabulary)
     check_logits(runner, packed, reference)
+
+
+def first_rows(runner: ModelRunner, vocabulary: int) -> torch.Tensor:
+    """Logits of the same tokens by a packed pass, float32 [tokens, vocabulary]; clears the cache."""
+    runner.cache.pages.lay_out(1, _TOKENS)
+    return runner.run([Window(0, 0, _tokens(vocabulary), _TOKENS)])
 
 
 def check_logits(runner: ModelRunner, packed: torch.Tensor, reference: torch.Tensor, where: str = "") -> None:

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from detgen import Engine, EngineError
 from detgen.engine import model_pair
+from detgen.kernels.c.c_decoder import CDecoder
 from detgen.models import keeping
 from detgen.models.description import Description, describe
 from detgen.models.loading import LoadedModel
@@ -148,6 +149,28 @@ def test_what_is_kept_is_compared_each_time(folder: Path, loaded: list[LoadedMod
     place.write(keeping.Kept(found.facts, {**found.arrays, "depth": deep + 0.01 * abs(deep).max()}))
     with pytest.raises(EngineError, match="packed rows at position"):
         engine(folder)
+
+
+def test_bits_that_were_compared_are_not_compared_with_logits_again(
+    folder: Path, loaded: list[LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes by widened weights, which take seconds, are for other bits."""
+    exact: list[bool] = []
+    run = CDecoder.run
+
+    def noting(decoder: CDecoder, *args: Any, **named: Any) -> Any:
+        exact.append(decoder._exact)
+        return run(decoder, *args, **named)
+
+    monkeypatch.setattr(CDecoder, "run", noting)
+    for again in (False, True):
+        exact.clear()
+        Engine(target=folder, drafter="none", kv_memory=4 << 20, target_quant="q8")
+        assert kept(loaded) == again
+        assert exact == [False, False] if again else [False, False, True, True]
+    monkeypatch.setattr(CDecoder, "run", lambda *args, **named: noting(*args, **named).neg())
+    with pytest.raises(EngineError, match="packed rows give other logits than the model's own forward"):
+        Engine(target=folder, drafter="none", kv_memory=4 << 20, target_quant="q8")
 
 
 @pytest.mark.parametrize("damage", [lambda c: c[:-9], lambda c: c[:99] + b"?" + c[100:], lambda c: b"", lambda c: b"x"])
