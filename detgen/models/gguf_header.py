@@ -19,6 +19,7 @@ MAGIC = b"GGUF"
 
 _VERSIONS = (2, 3)
 _PLAIN = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_LENGTH = struct.Struct("<Q")  # of a string, before it
 _STRING, _ARRAY = 8, 9
 _LARGEST = 2**31 - 1  # of any size of a tensor: what fits the int32 of kernels
 
@@ -162,8 +163,12 @@ class _Reader:
         if inner in _PLAIN:
             self._take(struct.calcsize(_PLAIN[inner]) * count)
         elif inner == _STRING:
-            for _ in range(count):
-                self._take(self._number("<Q"))
+            content, at, last = self._content, self._at, len(self._content) - _LENGTH.size
+            for _ in range(count):  # vocabularies have hundreds of thousands
+                if at > last:
+                    raise _EndError
+                at += _LENGTH.size + _LENGTH.unpack_from(content, at)[0]
+            self._take(at - self._at)
         else:
             raise _WrongError(f"a list of its header has the unknown type {inner}")
         return range(count)

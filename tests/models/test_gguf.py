@@ -390,6 +390,9 @@ def damaged(content: bytes, what: str) -> bytes:
         key = b"llama.block_count"
         at = content.index(key) + len(key) + 4
         return content[:at] + struct.pack("<I", 2**31) + content[at + 4 :]
+    if what.startswith("token of"):  # many more bytes than there are
+        at = content.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 4 + 12  # its first one's length
+        return content[:at] + struct.pack("<Q", 2 ** int(what.split("^")[1])) + content[at + 8 :]
     return {"end": content[:-1000], "header": content[:3000], "magic": b"GGML" + content[4:], "nothing": b""}[what]
 
 
@@ -398,6 +401,8 @@ def damaged(content: bytes, what: str) -> bytes:
     [
         ("end", "cut short"),
         ("header", "cut short"),
+        ("token of 2^40", "cut short"),
+        ("token of 2^63", "cut short"),
         ("magic", "not a GGUF file"),
         ("nothing", "not a GGUF file"),
         ("version", "GGUF 1"),
