@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # OpenMP threads spin while they wait for each other, by default for so long that a run next to another busy process
-# takes ten times as long or more. The variable is read when torch is loaded.
+# takes ten times as long or more; even a moment each time is a second of processor time while a model is packed. The
+# variable is read when torch is loaded.
 if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-    os.environ["GOMP_SPINCOUNT"] = "1000"
+    os.environ["GOMP_SPINCOUNT"] = "0"
 
 __all__ = [
     "LLM",
