@@ -6,18 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.examples import examples
-from helpers.steps import (
-    CASES,
-    IN_FEW_BITS,
-    Case,
-    InFewBits,
-    differences,
-    in_few_bits,
-    numbers,
-    odd_groups,
-    odd_pairs,
-    scored,
-)
+from helpers.steps import CASES, Case, differences, numbers, odd_groups, odd_pairs, scored
 from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +15,7 @@ from detgen.kernels.bits import same_bits
 from detgen.kernels.c.library import BUILDS, Runner, build
 from detgen.kernels.c.panels import panels
 from detgen.kernels.c.quantizing import MADE, Form
+from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.kernels.logprobs import Scores
 from detgen.program import steps
 from detgen.program.interpreter import Interpreter
