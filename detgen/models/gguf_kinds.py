@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from detgen.program.operands import GROUP, UNIT, Scales
-from detgen.program.storage import FORMATS, Storage
+from detgen.program.storage import FORMATS, Storage, repeated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,9 +74,14 @@ def _planes(x: Tensor, bits: int, together: int) -> Tensor:
     """Numbers of few bits, uint8 [blocks, n] -> [blocks, n * 8 / bits]: of so many bytes, the lowest bits first."""
     import torch
 
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
-    numbers: Tensor = (x.unflatten(1, (-1, 1, together)) >> shifts) & (1 << bits) - 1
-    return numbers.flatten(1)
+    if together % 8:
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+        numbers: Tensor = (x.unflatten(1, (-1, 1, together)) >> shifts) & (1 << bits) - 1
+        return numbers.flatten(1)
+    # Not `contiguous`, which leaves the stride of a single block as it is.
+    eight = x.clone(memory_format=torch.contiguous_format).view(torch.int64).unflatten(1, (-1, together // 8))
+    planes = [eight >> shift & repeated((1 << bits) - 1) for shift in range(0, 8, bits)]
+    return torch.stack(planes, 2).view(torch.uint8).flatten(1)
 
 
 def _signed(x: Tensor, least: int = 0) -> Tensor:
@@ -121,7 +126,8 @@ def _q5(x: Tensor) -> Tensor:
     """The numbers from 0 to 31 of Q5_0 and Q5_1: the highest bits, one behind the other, come first."""
     import torch
 
-    highest: Tensor = ((x[:, :4, None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(1)
+    bits = (torch.arange(256)[:, None] >> torch.arange(8) & 1).to(torch.uint8).view(torch.int64).flatten()
+    highest = bits[x[:, :4].int()].view(torch.uint8)
     return _planes(x[:, 4:], 4, 16) | highest << 4
 
 

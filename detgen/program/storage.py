@@ -114,10 +114,15 @@ def pack(storage: Storage, weights: Tensor, least: int = 0) -> Tensor:
 
     Numbers of PAIR, or whole numbers from `least` on, int8.
     """
+    import torch
+
     made = FORMATS[storage]
-    codes = bf16(weights) if storage == Storage.PAIR else _codes(made, weights, least)
-    codes = codes.unflatten(-2, (-1, made.together)).transpose(-1, -2).flatten(-2)
-    return codes if storage == Storage.PAIR else _in_planes(made, codes)
+    if storage == Storage.PAIR:
+        paired: Tensor = bf16(weights).unflatten(-2, (-1, PAIR)).transpose(-1, -2).flatten(-2)
+        return paired
+    # Those of a column that stand together are one number of so many bytes to whoever moves them.
+    rows = weights.transpose(-1, -2).contiguous().view(torch.int32 if made.together == TOGETHER else torch.int8)
+    return _in_planes(made, _codes(made, rows.transpose(-1, -2).contiguous().view(torch.int8), least))
 
 
 def unpack(storage: Storage, data: Tensor, least: int = 0) -> Tensor:
@@ -150,15 +155,20 @@ def _whole(made: Format, codes: Tensor, least: int) -> Tensor:
 def _in_planes(made: Format, codes: Tensor) -> Tensor:
     import torch
 
-    found, first = [], 0
+    found, first, eight = [], 0, codes.view(torch.int64)  # no bit leaves its byte
     for bits in made.planes:
-        parts = (codes >> first & (1 << bits) - 1).chunk(8 // bits, dim=-1)
+        parts = (eight >> first & repeated((1 << bits) - 1)).chunk(8 // bits, dim=-1)
         plane = parts[0]
         for at, part in enumerate(parts[1:], 1):
             plane = plane | part << bits * at
         found.append(plane)
         first += bits
-    return torch.cat(found, -1) if len(found) > 1 else found[0]
+    return (torch.cat(found, -1) if len(found) > 1 else found[0]).view(torch.uint8)
+
+
+def repeated(byte: int) -> int:
+    """The int64 each of whose bytes is that one."""
+    return int.from_bytes(bytes([byte] * 8), "little", signed=True)
 
 
 def _of_planes(made: Format, data: Tensor) -> Tensor:
