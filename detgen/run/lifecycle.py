@@ -48,7 +48,6 @@ from detgen.run.opening import opened_run
 from detgen.run.results import add_results, are_wanted, make_results
 from detgen.run.unloaded import describe, unloaded
 from detgen.run.work import Work
-from detgen.workers.team import open_workers
 
 # Engine settings that may differ between a run and its resumption, since no output depends on them.
 _SETTINGS = (
@@ -279,6 +278,8 @@ def _engine(
 
 def _load_workers(config: RunConfig | ScoreConfig, observer: Observer, opened: ExitStack) -> EngineLike:
     """An engine of workers, which end when `opened` does."""
+    from detgen.workers.team import open_workers
+
     assert config.workers is not None
     if config.workers.ray is None:  # a cluster's nodes fetch what they need
         check_sources(config.engine, observer)
