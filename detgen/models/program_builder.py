@@ -24,6 +24,7 @@ from detgen.program.program import Program
 from detgen.program.storage import SMALLEST, Storage
 
 _ROWS = 1 << 14  # of a table that are looked through at a time
+_FREED = 128 << 20  # bytes, about, before they are given back: whoever takes them again has to have them cleared
 
 
 class ProgramBuilder:
@@ -80,15 +81,19 @@ class ProgramBuilder:
         del embedding, head
         self.group = 1
         self._layers: list[LayerSteps] = []
+        freed = 0
         # Each layer is released before the next is built, so that memory holds at most one of them twice.
         for i in range(len(described.layers)):
             layer = described.layer(i)
+            freed += 4 * sum(p.numel() for p in described.layers[i].parameters())
             for mixer in layer.mixers:
                 if isinstance(mixer, Attention):
                     self.group = max(self.group, mixer.heads // mixer.kv_heads)
             self._layers.append(LayerSteps(layer, traits[i], self._hidden.width, form, keep))
             described.release(i)
-            give_back()
+            if freed >= _FREED:
+                give_back()
+                freed = 0
 
     def over(self, cache: KVBuffers) -> ProgramBuilder:
         """The same model over another cache."""
