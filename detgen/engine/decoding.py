@@ -119,7 +119,6 @@ class Decoding:
         if not most or not len(asked):
             return None
         # The pass commits one more token than it accepts, so the last token before the limit is never drafted.
-        most = min(most, self._target.most_drafted)
         limits = np.minimum(most, live.limit[asked] - live.length[asked] - 1)
         if self._thinking is not None:
             limits = np.minimum(limits, self._thinking.reach(live.length[asked] - 1) - live.length[asked])

@@ -31,6 +31,11 @@ class Passes(Protocol):
         ...
 
     @property
+    def most_drafted(self) -> int:
+        """The most draft tokens of a window, which is verified in one pass."""
+        ...
+
+    @property
     def chaining(self) -> Chaining | None:
         """Makes one call of several, in which each reads what the one before chose; None where that cannot be."""
         ...
@@ -47,7 +52,7 @@ class Policy:
 
     def __init__(self, drafter: Drafter, draft_tokens: int, passes: Passes) -> None:
         self._drafter = drafter
-        self._draft_tokens = min(draft_tokens, MOST_ROWS - 1)  # a window is verified in one pass
+        self._draft_tokens = min(draft_tokens, passes.most_drafted)
         self._passes = passes
 
     def draft_tokens(self, live: RunningBatch) -> int:

@@ -59,7 +59,8 @@ def live_of(*params: dict[str, Any], reading: int = 0) -> RunningBatch:
 def policy(drafter: Drafter, draft_tokens: int = 4, chains: bool = True, kept: int = 100, **passes: Any) -> Policy:
     """One for passes that take a millisecond, unless a test says otherwise."""
     chaining = SimpleNamespace(kept=kept) if chains else None
-    given = {"chaining": chaining, "cost": SimpleNamespace(predict=lambda rows: 1e-3), **passes}
+    cost = SimpleNamespace(predict=lambda rows: 1e-3)
+    given = {"chaining": chaining, "cost": cost, "most_drafted": MOST_ROWS - 1, **passes}
     return Policy(drafter, draft_tokens, SimpleNamespace(**given))
 
 
@@ -75,6 +76,7 @@ def test_drafts_fit_a_pass() -> None:
     """A window is verified in one pass, with the token before it."""
     assert policy(Busy(), 4).draft_tokens(live_of({})) == 4
     assert policy(Busy(), 50).draft_tokens(live_of({})) == MOST_ROWS - 1
+    assert policy(Busy(), 50, most_drafted=2).draft_tokens(live_of({})) == 2  # of a target that keeps states
 
 
 @pytest.mark.parametrize(
