@@ -127,12 +127,14 @@ class Engine:
                 this engine has one. Of the KV caches, which it shares, the other engine uses no more than `kv_memory`.
 
         Raises:
-            EngineError: if another setting is given, or one is out of range.
+            EngineError: if another setting is given, one is out of range, or there is no memory for the states that
+                the target keeps of so many requests.
         """
         if fixed := settings.keys() - _SETTINGS:
             raise EngineError(f"{', '.join(sorted(fixed))} cannot change on loaded models; build another Engine")
-        engine = Engine.__new__(Engine)
-        engine._assemble(replace(self.config, **settings), self._prepared, self._turns)
+        config, engine = replace(self.config, **settings), Engine.__new__(Engine)
+        self._prepared.check_states(config.batch_size)
+        engine._assemble(config, self._prepared, self._turns)
         return engine
 
     def reset_prefix_cache(self) -> None:

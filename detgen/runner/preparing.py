@@ -5,6 +5,7 @@ This is the slow part, done once: several engines can share prepared models, one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import torch
 
 from detgen.errors import EngineError
 from detgen.kernels.c.c_decoder import CDecoder
-from detgen.kernels.decoder import Narrowed
+from detgen.kernels.decoder import Narrowed, StateShape
 from detgen.models.description import has_description
 from detgen.models.explained import explained
 from detgen.models.loading import LoadedModel
@@ -78,6 +79,16 @@ class Prepared:
         """Bytes of a position in all caches together."""
         return max(sum(p.cache.entry_bytes for p in self.runners), _LEAST_BYTES)
 
+    def check_states(self, batch_size: int) -> None:
+        """Refuse more requests at a time than there were before, if there is no memory for their states.
+
+        Raises:
+            EngineError: if there is none.
+        """
+        runner, states = self.runners[0], self.runners[0].cache.states
+        if states is not None and batch_size > states.slots:
+            _state_bytes(self.target.name, states.shapes, batch_size, runner.device)
+
 
 def prepare(
     target: LoadedModel,
@@ -115,7 +126,7 @@ def prepare(
     _check_states(models, layouts)
     held = max(sum(KVCache.position_bytes(layout.cached, kv_dtype) for layout in layouts), _LEAST_BYTES)
     beside = sum(m.packed_bytes for m in models) if device.type == "cuda" else 0
-    beside += (states := _state_bytes(target.name, layouts[0], batch_size, device))
+    beside += (states := _state_bytes(target.name, layouts[0].states, batch_size, device))
     kept = _KEPT_PAGES if device.type == "cpu" else None
     pages = BlockManager(_page_count(device, kv_memory, held, beside), kept=kept)
     runners = tuple(
@@ -284,13 +295,13 @@ def _check_states(models: list[LoadedModel], layouts: list[Layout]) -> None:
             )
 
 
-def _state_bytes(name: str, layout: Layout, batch_size: int, device: torch.device) -> int:
+def _state_bytes(name: str, shapes: Sequence[StateShape | None], batch_size: int, device: torch.device) -> int:
     """Bytes of the states of a model's layers.
 
     Raises:
         EngineError: if there are no so many.
     """
-    found = batch_size * StateCache.slot_bytes(layout.states)
+    found = batch_size * StateCache.slot_bytes(shapes)
     if found > max(room_beside(device, 0), 0):
         raise EngineError(
             f"no memory for the states that {name} keeps of {batch_size} requests ({found / 2**20:,.0f} MiB);"

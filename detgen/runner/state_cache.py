@@ -28,12 +28,13 @@ class StateCache:
         device: of the buffers.
 
     Attributes:
+        shapes: see above.
         layers: of each layer; others once there are more slots.
         at: int64 [slots], the position that a slot's states belong to.
     """
 
     def __init__(self, shapes: Sequence[StateShape | None], slots: int, device: torch.device) -> None:
-        self._shapes, self._device = shapes, device
+        self.shapes, self._device = shapes, device
         self.at = np.zeros(slots, np.int64)
         self.layers = self._made(slots)
 
@@ -85,7 +86,7 @@ class StateCache:
             None
             if s is None
             else LayerStates(*(zeros((slots, *size), torch.float32, self._device) for size in _sizes(s)))
-            for s in self._shapes
+            for s in self.shapes
         ]
 
 

@@ -109,3 +109,11 @@ def test_memory_for_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("detgen.runner.preparing.room_beside", lambda *_: 1 << 20)
     with pytest.raises(EngineError, match=r"no memory for the states that .+ of 500 requests .+ smaller --batch-size"):
         Engine(target=folder, drafter="none", batch_size=500, kv_memory=4 << 20)
+
+
+def test_memory_for_states_of_more_requests(of_deltas: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that there is room for already are not counted again."""
+    monkeypatch.setattr("detgen.runner.preparing.room_beside", lambda *_: 1 << 20)
+    of_deltas.with_settings(batch_size=of_deltas.config.batch_size)
+    with pytest.raises(EngineError, match=r"no memory for the states that .+ of 500 requests .+ smaller --batch-size"):
+        of_deltas.with_settings(batch_size=500)
