@@ -360,8 +360,7 @@ class Description:
         Raises:
             UnknownError: if anything of it is not what the row says, or is left over.
         """
-        unusual = _UNUSUAL.get(type(self.model).__name__, {})
-        for name, value in unusual.items():
+        for name, value in _UNUSUAL.get(_class_of(self.model), {}).items():
             if getattr(self.config, name, None) == value:
                 raise UnknownError(name)
         described: list[object] = [self.embedding, self.embedding_norm, self.positions, self.final, self.head]
@@ -389,12 +388,15 @@ def describe(model: Any) -> Description | None:
 
 def _family(model: Any) -> Family | None:
     """The row of a model; of a wrapper, that of the language model in it."""
+    found, path = FAMILIES.get(_class_of(model)), language_model(model)
+    return found if found is None or path is None else found._replace(inner=path)
+
+
+def _class_of(model: Any) -> str:
+    """The class of a model; of a wrapper, that of a decoder with the language model in it."""
     path = language_model(model)
-    if path is None:
-        return FAMILIES.get(type(model).__name__)
-    name = type(_module(model, path)).__name__
-    found = FAMILIES.get(name) or FAMILIES.get(re.sub("(Text)?Model$", "ForCausalLM", name))
-    return None if found is None else found._replace(inner=path)
+    name = type(model if path is None else _module(model, path)).__name__
+    return name if path is None or name in FAMILIES else re.sub("(Text)?Model$", "ForCausalLM", name)
 
 
 def _module(module: Any, path: str) -> Any:

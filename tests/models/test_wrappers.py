@@ -17,7 +17,10 @@ from safetensors.torch import load_file, save_file
 from detgen import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
+from detgen.models.description import has_description
 from detgen.models.loading import load_model
+from detgen.models.stored import without_weights
+from detgen.models.wrappers import without_towers
 from detgen.runner.preparing import prepare
 
 CPU = torch.device("cpu")
@@ -121,3 +124,13 @@ def test_a_text_part_that_is_not_found(random_model: Callable[..., Path]) -> Non
     config = hf.Idefics3Config(text_config=hf.LlamaConfig(**LLAMA), vision_config=TOWER)
     with pytest.raises(EngineError, match="multimodal model, and its text part, which alone is read, is not found"):
         load_model(random_model(config), "x", "float32", "none")
+
+
+@pytest.mark.parametrize("window", [WINDOW, None])
+def test_settings_of_the_text_part_under_which_its_family_is_another(window: int | None) -> None:
+    """Without windows, all layers of EXAONE 4 rotate."""
+    text = hf.Exaone4Config(**LLAMA, head_dim=18, sliding_window=window, layer_types=["full_attention"] * 3)
+    config = hf.LlavaConfig(text_config=text, vision_config=hf.CLIPVisionConfig(**TOWER))
+    model = without_weights(config, torch.float32)
+    without_towers(model)
+    assert has_description(model) == has_description(without_weights(text, torch.float32)) == (window is not None)
