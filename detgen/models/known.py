@@ -110,47 +110,68 @@ def _folder(name: str, place: Path) -> Known:
         head = 0 if any(_HEAD.search(t.name) for t in tensors) else sum(c for t, c in counts if _TABLE.search(t.name))
         for kind, bits in _BITS.items():
             weights[kind] = round((linear * bits + (plain * bits if bits >= 16 else head * bits + plain * 32)) / 8)
-    text = settings.get("text_config") or settings
-    with_keys = _with_keys(text)
-    if with_keys is not None:
-        text = {**text, "num_hidden_layers": with_keys}
-    gpt2 = "n_layer" in text
-    names = ("n_layer", "n_head", "n_embd") if gpt2 else ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    kv = _latent_kv(text) if "kv_lora_rank" in text else _kv(text, *names, "head_dim", "num_key_value_heads")
     stored = sum(tensor.size for tensor in tensors)
     whole = family in FAMILIES or family == "ThinkingStatesForCausalLM"
-    return Known(name, family, whole, sum(c for _, c in counts), stored, weights, kv)
+    return Known(name, family, whole, sum(c for _, c in counts), stored, weights, kv_of(settings))
+
+
+def kv_of(settings: Mapping[str, Any]) -> int | None:
+    """Bytes of keys and values of a token, in float32, by the settings of a model; None if they do not say."""
+    text = settings.get("text_config") or settings
+    layers = _with_keys(text)
+    if not layers:
+        return layers
+    heads = _number(text, "num_attention_heads", "n_head", "n_heads")
+    if "kv_lora_rank" in text:
+        sizes = [_number(text, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
+        return 4 * layers * heads * sum(sizes) if layers and heads and all(sizes) else None
+    kept = _number(text, "num_key_value_heads")
+    if text.get("new_decoder_architecture"):  # Falcon's
+        kept = _number(text, "num_kv_heads", "n_head_kv")
+    elif text.get("multi_query"):
+        kept = 1
+    return _kv(layers, heads, _number(text, "hidden_size", "n_embd", "d_model"), _number(text, "head_dim"), kept)
+
+
+def _number(settings: Mapping[str, Any], *names: str) -> int:
+    """The first setting of these names that is a number; 0 if none is."""
+    return next((found for name in names if type(found := settings.get(name)) is int), 0)
 
 
 def _with_keys(settings: Mapping[str, Any]) -> int | None:
-    """How many layers keep keys and values, where the settings name the kinds of layers; some keep a state instead."""
+    """How many layers keep keys and values; some keep a state instead. None if the settings do not say."""
+    if settings.get("model_type") == "mamba2":
+        return 0
     if isinstance(pattern := settings.get("hybrid_override_pattern"), str):  # Nemotron H's
         return pattern.count("*")
     for name in ("attn_layer_indices", "full_attn_idxs"):  # Bamba's, LFM2's
         if isinstance(indices := settings.get(name), list):
             return len(indices)
     kinds = settings.get("layer_types") or settings.get("layers_block_type")
-    return sum(kind not in _WITHOUT_KEYS for kind in kinds) if isinstance(kinds, list) else None
+    if isinstance(kinds, list):
+        return sum(kind not in _WITHOUT_KEYS for kind in kinds)
+    layers = _number(settings, "num_hidden_layers", "n_layer", "n_layers")
+    every = _number(settings, "full_attention_interval")
+    if str(settings.get("model_type")).startswith(("qwen3_next", "qwen3_5")):
+        every = every or 4  # as transformers has it
+    return layers // (every or 1) if layers else None
 
 
 def _is_linear(tensor: Tensor) -> bool:
     return len(tensor.shape) > 1 and not _NOT_QUANTIZED.search(tensor.name)
 
 
-def _kv(settings: Mapping[str, Any], layers: str, heads: str, width: str, size: str, kv_heads: str) -> int | None:
-    """Bytes of keys and values of a token, in float32, by settings of these names; None if they do not say."""
-    found = (settings.get(name) for name in (layers, heads, width, size, kv_heads))
-    many, all_heads, wide, of_head, kept = (each if isinstance(each, int) else 0 for each in found)
-    if not many or not all_heads or not wide:
-        return None
-    return 2 * 4 * many * (kept or all_heads) * (of_head or wide // all_heads)
+def _kv(layers: int, heads: int, width: int, size: int, kept: int) -> int | None:
+    """Bytes of keys and values of a token, in float32; None if the settings do not say.
 
-
-def _latent_kv(settings: Mapping[str, Any]) -> int | None:
-    """The same of latent attention, whose heads all keep keys and values."""
-    names = ("num_hidden_layers", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    many, heads, *sizes = (each if isinstance(each := settings.get(name), int) else 0 for name in names)
-    return 4 * many * heads * sum(sizes) if many and heads and all(sizes) else None
+    Args:
+        layers: that keep some.
+        heads: of queries.
+        width: of a hidden state.
+        size: of a head; 0 if heads share the width.
+        kept: heads of keys and values; 0 for as many as of queries.
+    """
+    return 2 * 4 * layers * (kept or heads) * (size or width // heads) if layers and heads and width else None
 
 
 def _gguf(name: str, place: Path) -> Known:
@@ -158,6 +179,6 @@ def _gguf(name: str, place: Path) -> Known:
     family, tensors = header.architecture, header.tensors.values()
     attention = ("attention.key_length", "attention.head_count_kv")
     keys = ("block_count", "attention.head_count", "embedding_length", *attention)
-    kv = _kv(header.settings, *(f"{family}.{key}" for key in keys))
+    kv = _kv(*(_number(header.settings, f"{family}.{key}") for key in keys))
     parameters = sum(math.prod(entry.shape) for entry in tensors)
     return Known(name, f"GGUF {family}", True, parameters, sum(entry.size for entry in tensors), {}, kv)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from helpers.families import DESCRIBED
 from helpers.gguf_files import made, plain_tokenizer
 from typer.testing import CliRunner
 
 from detgen.cli import app
 from detgen.engine import Engine
-from detgen.models.known import known, known_models
+from detgen.models.description import describe
+from detgen.models.known import known, known_models, kv_of
+from detgen.models.parts import Attention
+from detgen.models.stored import ALL, without_weights
+from detgen.models.wrappers import without_towers
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -54,9 +60,41 @@ def test_a_folder_takes_what_its_program_has(demo_models: Any, kind: str, settin
     assert found.weights[kind] == pytest.approx(taken(engine), rel=0.1)
 
 
-def test_latent_attention_keeps_what_its_heads_read(random_model: Callable[..., Path]) -> None:
-    folder = random_model(DESCRIBED["deepseek_v3"]())
-    assert known(str(folder)).kv == Engine(target=folder, drafter="none", kv_memory=8 << 20).position_bytes
+OLDER = {
+    "falcon": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+    "falcon_11b": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "num_kv_heads": "n_head_kv"},
+}
+
+
+@pytest.mark.parametrize("family", DESCRIBED)
+def test_what_the_settings_say_is_what_layers_keep(family: str) -> None:
+    """To the byte, by older names of settings too."""
+    config = DESCRIBED[family]()
+    model = without_weights(config, torch.float32)
+    without_towers(model)
+    found = describe(model)
+    assert found is not None
+    found.read = lambda parameter, rows=ALL: parameter
+    mixers = [mixer for i in range(len(found.layers)) for mixer in found.layer(i).mixers]
+    keeping = [mixer for mixer in mixers if isinstance(mixer, Attention)]
+    kept = sum(4 * each.kv_heads * (each.size + each.values) for each in keeping)
+    settings = json.loads(config.to_json_string())
+    older = {OLDER.get(family, {}).get(name, name): value for name, value in settings.items()}
+    assert kv_of(settings) == kv_of(older) == kept
+
+
+@pytest.mark.parametrize("given", [{}, {"full_attention_interval": 2}])
+def test_layers_that_settings_do_not_list(given: dict[str, int]) -> None:
+    """Of Qwen3-Next, as transformers lists them."""
+    config = hf.Qwen3NextConfig(num_hidden_layers=9, **given)
+    settings = json.loads(config.to_json_string())
+    listed = settings.pop("layer_types")
+    assert kv_of({**settings, **given}) == kv_of({**settings, "layer_types": listed})
+
+
+def test_settings_that_do_not_say() -> None:
+    assert kv_of({"model_type": "x"}) is None
+    assert kv_of({"num_hidden_layers": 2, "hidden_size": 64}) is None
 
 
 def test_a_file_takes_what_it_is(demo_models: Any, tmp_path: Path) -> None:
