@@ -15,6 +15,7 @@ from detgen.errors import EngineError, QuantName
 from detgen.models import lazy_weights
 from detgen.models.bitsandbytes_weights import is_quantized
 from detgen.models.folders import Tensor
+from detgen.models.latent import expanded_sizes
 from detgen.models.mxfp4_weights import is_mxfp4
 from detgen.models.wrappers import auto_class
 
@@ -71,11 +72,13 @@ def check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
     elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
         raise ValueError(f"it describes {elements:,} parameters, and its weights are {stored:,} bytes")
-    check_memory(elements, dtype)
+    check_memory(model, elements, dtype)
 
 
-def check_memory(elements: int, dtype: Any) -> None:
+def check_memory(model: nn.Module, elements: int, dtype: Any) -> None:
     """Refuse more parameters in a number format than there is memory; what is no format is not looked at.
+
+    What latent attention is expanded to counts, too.
 
     Raises:
         ValueError: with both sizes.
@@ -83,6 +86,7 @@ def check_memory(elements: int, dtype: Any) -> None:
     if isinstance(dtype, torch.dtype):
         import psutil
 
+        elements += sum(count - parameter.numel() for parameter, count in expanded_sizes(model).items())
         there = psutil.virtual_memory().total + psutil.swap_memory().total
         if elements * dtype.itemsize > there:
             raise ValueError(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from detgen.kernels.c.quantizing import MADE, Form, narrowed
 from detgen.models.parts import Latent, Linear, Norm, Through, UnknownError, some_rows
@@ -67,3 +68,15 @@ def expanded(weight: Weight, form: Form, *, heads: int, turned: int, values: int
     keys[:, :turned, short:] = torch.eye(turned, dtype=made.dtype)
     made[heads * size :, :short] = of_values.flatten(0, 1)
     return made
+
+
+def expanded_sizes(model: nn.Module) -> dict[nn.Parameter, int]:
+    """How many numbers `expanded` makes of the weights that it takes, by these; nothing of other attention."""
+    found: dict[nn.Parameter, int] = {}
+    module: Any  # of transformers
+    for module in model.modules():
+        if (up := getattr(module, "kv_b_proj", None)) is not None and hasattr(module, "qk_nope_head_dim"):
+            of_head = module.qk_nope_head_dim + module.v_head_dim
+            heads, turned = up.weight.shape[0] // of_head, module.qk_rope_head_dim
+            found[up.weight] = heads * (of_head + turned) * (up.weight.shape[1] + turned)
+    return found

@@ -35,6 +35,7 @@ from detgen.models.gguf_header import check_gguf
 from detgen.models.hub import fetched
 from detgen.models.keeping import Kept, Place
 from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
+from detgen.models.latent import expanded_sizes
 from detgen.models.merging import Merging
 from detgen.models.mxfp4_weights import is_mxfp4
 from detgen.models.own_forward import OwnForward
@@ -119,11 +120,16 @@ class LoadedModel:
     @property
     def packed_bytes(self) -> int:
         """About what its weights take once they are packed."""
-        if isinstance(self.read, Reader) and self.form not in MADE:
-            return self.read.size
         few = _BITS.get(self.form, 0) / 8
-        each = (p.numel() * (few if few and p.ndim > 1 else p.element_size()) for p in self.model.parameters())
-        return int(sum(each))
+
+        def each(p: nn.Parameter) -> float:
+            return few if few and p.ndim > 1 else p.element_size()
+
+        made = expanded_sizes(self.model)
+        more = sum(count * (4 if few else p.element_size()) - p.numel() * each(p) for p, count in made.items())
+        if isinstance(self.read, Reader) and self.form not in MADE:
+            return int(self.read.size + more)
+        return int(sum(p.numel() * each(p) for p in self.model.parameters()) + more)
 
     def whole(self) -> PreTrainedModel:
         """The model with its weights in memory, for those who run it by transformers."""
@@ -195,7 +201,7 @@ def load_model(
     def reading(model: Any, kept: Kept) -> Read | None:
         quantized: bool = kept.facts["quantized"]
         chosen = _chosen(dtype, stored, quantized=quantized)
-        check_memory(sum(p.numel() for p in model.parameters()), None if form in MADE or quantized else chosen)
+        check_memory(model, sum(p.numel() for p in model.parameters()), None if form in MADE or quantized else chosen)
         of = lazy_weights.quantized_reader_of if quantized else lazy_weights.reader_of
         read = of(model, folder, stored, chosen)
         return read if read is None or change is None else Merging(model, read, change)

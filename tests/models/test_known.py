@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,15 @@ from typer.testing import CliRunner
 
 from detgen.cli import app
 from detgen.engine import Engine
+from detgen.errors import QuantName
 from detgen.models.description import describe
 from detgen.models.known import known, known_models, kv_of
+from detgen.models.loading import load_model
 from detgen.models.parts import Attention
 from detgen.models.stored import ALL, without_weights
 from detgen.models.wrappers import without_towers
+from detgen.program.steps import Linear
+from detgen.program.storage import Storage
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -58,6 +62,24 @@ def test_a_folder_takes_what_its_program_has(demo_models: Any, kind: str, settin
     assert found.kv == engine.position_bytes
     assert found.whole
     assert found.weights[kind] == pytest.approx(taken(engine), rel=0.1)
+
+
+@pytest.mark.parametrize(("quant", "bits"), [("none", 32), ("q8", 8.5)])
+def test_latent_attention_is_counted_as_it_is_expanded(
+    random_model: Callable[..., Path], quant: QuantName, bits: float
+) -> None:
+    """In float32, whatever other layers have."""
+    config = DESCRIBED["deepseek_v3"]()
+    loaded = load_model(random_model(config), "it", "float32", quant)
+    others = [p for name, p in loaded.model.named_parameters() if "kv_b_proj" not in name]
+    counted = loaded.packed_bytes - sum(p.numel() * (bits if p.ndim > 1 else 32) / 8 for p in others)
+    program: Any = Engine(target=loaded, drafter="none", kv_memory=8 << 20).canonical.decoder
+    weights = [step.weight for step in program.program().steps if isinstance(step, Linear)]
+    inputs = config.kv_lora_rank + config.qk_rope_head_dim
+    expanded = [each for each in weights if each.inputs == inputs]
+    assert {each.storage for each in expanded} == {Storage.FLOAT}
+    assert len(expanded) == config.num_hidden_layers
+    assert round(counted) == sum(4 * each.outputs * each.inputs for each in expanded)
 
 
 OLDER = {
