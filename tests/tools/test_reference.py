@@ -37,7 +37,7 @@ def test_a_table_that_is_not_as_declared_is_written_anew() -> None:
     [
         ("options of run", r"| `--drafter NAME` | `auto` |"),
         ("options of run", r"| `--output DIR`, `-o` | STEM-out |"),
-        ("options of run", r"| `--device auto\|cpu\|cuda\|cuda:N` | `auto` | Where the models run. |"),
+        ("options of run", r"| `--device auto\|cpu\|cuda\|cuda:N` | `auto` | Where the models run. "),
         ("options of export", r"| `OUT` | required | The output folder of a finished run. |"),
         ("options of cache prune", r"| `--older-than AGE` | none |"),
         ("parameters", r"| `stop_token_ids` | a list of token ids | `[]` | `--stop-token-id` |"),
