@@ -1,7 +1,8 @@
 """Prompt look-up: the continuation of the latest earlier occurrence of the last few tokens.
 
-After "prompt lookup decoding" (Saxena, 2023): no model, no cost. A sequence's index holds committed tokens only, so
-nothing is ever rolled back.
+After "prompt lookup decoding" (Saxena, 2023): no model, no cost. A sequence is looked up in its own tokens and, where
+its text must have a form, in what others of this form wrote: these have the same names in the same places. Indexes hold
+committed tokens only, so nothing is ever rolled back.
 """
 
 from __future__ import annotations
@@ -14,69 +15,75 @@ from detgen.drafters.registry import Parts
 
 _LONGEST = 3  # length of the n-grams that are looked up; then come shorter ones
 MOST_MATCHED = 8  # a longer match predicts no better
+_MOST_KEPT = 100_000  # n-grams of a form: some ten megabytes
 
 
 class _Index:
-    """Position after the latest occurrence of each n-gram of a sequence, except at its end."""
+    """Of each n-gram, in which tokens it occurred last, and at which position it goes on."""
 
-    __slots__ = ("after", "done")
+    __slots__ = ("_after", "done")
 
     def __init__(self) -> None:
-        self.after: dict[int | tuple[int, ...], int] = {}
-        self.done = 0
+        self._after: dict[int | tuple[int, ...], tuple[list[int], int]] = {}
+        self.done = 1  # the first position before which it has no n-gram yet, where it is of one sequence
 
-    def update(self, tokens: list[int], length: int) -> None:
-        """Add the n-grams that have a continuation among the first `length` tokens."""
-        after, start = self.after, max(self.done, 1)
+    def add(self, tokens: list[int], start: int, end: int) -> None:
+        """Add the n-grams before the positions from `start` up to but not including `end`."""
+        if len(self._after) > _MOST_KEPT:
+            self._after.clear()
+        after = self._after
         before, last = (tokens[at] if at >= 0 else -1 for at in (start - 3, start - 2))
-        for end in range(start, length):
-            first, before, last = before, last, tokens[end - 1]
-            after[last] = after[before, last] = after[first, before, last] = end
-        self.done = length
+        for at in range(start, end):
+            first, before, last = before, last, tokens[at - 1]
+            after[last] = after[before, last] = after[first, before, last] = tokens, at
 
-    def match(self, tokens: list[int]) -> tuple[int, int]:
-        """Where the continuation of the tokens that it holds is, and the length of the match; 0 if there is none."""
-        end = at = self.done
-        matched = 0
+    def match(self, tokens: list[int]) -> tuple[list[int], int, int]:
+        """What goes on as these tokens do: in which tokens, at which position, after what match; 0 if none does."""
+        end = len(tokens)
+        source, at, matched = tokens, 0, 0
         while matched < min(_LONGEST, end):
-            found = self.after.get(tuple(tokens[end - matched - 1 : end]) if matched else tokens[end - 1])
+            found = self._after.get(tuple(tokens[end - matched - 1 :]) if matched else tokens[-1])
             if found is None:
-                return at, matched
-            at, matched = found, matched + 1
-        most = min(at, MOST_MATCHED)
-        while matched < most and tokens[at - 1 - matched] == tokens[end - 1 - matched]:
+                return source, at, matched
+            (source, at), matched = found, matched + 1
+        most = min(at, end, MOST_MATCHED)
+        while matched < most and source[at - 1 - matched] == tokens[end - 1 - matched]:
             matched += 1
-        return at, matched
+        return source, at, matched
 
 
 class NgramDrafter(Drafter):
-    """Drafts from the sequence's own prompt and output."""
+    """Drafts from the sequence's own prompt and output, and from outputs of the same form."""
 
     name = "ngram"
 
     def __init__(self) -> None:
         self._indexes: WeakKeyDictionary[Drafting, _Index] = WeakKeyDictionary()
+        self._forms: WeakKeyDictionary[object, _Index] = WeakKeyDictionary()
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """At most lengths[i] tokens for seqs[i]; none if its last token has not occurred before."""
         return [Draft(self.look_up(seq, n)[0], self.name) for seq, n in zip(seqs, lengths, strict=True)]
 
     def look_up(self, seq: Drafting, length: int) -> tuple[list[int], int]:
-        """`length` tokens, or none, and the length of the match that they follow, up to MOST_MATCHED."""
-        index, tokens = self._index(seq), seq.tokens
-        index.update(tokens, len(tokens))
-        at, matched = index.match(tokens)
+        """At most `length` tokens, and the length of the match that they follow, up to MOST_MATCHED."""
+        tokens, end = seq.tokens, len(seq.tokens)
+        own = self._indexes.setdefault(seq, _Index())
+        start, own.done = own.done, max(end, 1)
+        own.add(tokens, start, end)
+        source, at, matched = own.match(tokens)
+        if seq.structure is not None:
+            others = self._forms.setdefault(seq.structure, _Index())
+            others.add(tokens, max(start, end - seq.generated), end)
+            if (found := others.match(tokens))[2] > matched:
+                source, at, matched = found
         if not matched:
             return [], 0
+        if source is not tokens:
+            return source[at : at + length], matched
         # A continuation shorter than the draft repeats.
-        period = len(tokens) - at
+        period = end - at
         return [tokens[at + i % period] for i in range(length)], matched
-
-    def _index(self, seq: Drafting) -> _Index:
-        index = self._indexes.get(seq)
-        if index is None:
-            index = self._indexes[seq] = _Index()
-        return index
 
 
 def make(_: Parts) -> Drafter:

@@ -25,6 +25,11 @@ class Drafting(Protocol):
     ending: frozenset[int]
 
     @property
+    def structure(self) -> object | None:
+        """The form that its text must have, the same object for all texts of a form; None for any text."""
+        ...
+
+    @property
     def remaining(self) -> int:
         """How many more tokens it may generate."""
         ...

@@ -35,7 +35,7 @@ DRAFTERS = {
     "auto": Entry("optional", "ngram, self, model or none, as measured cost and acceptance say"),
     "self": Entry("unused", "the model itself, with its weights in fewer bits"),
     "model": Entry("required", "the draft model (--draft)"),
-    "ngram": Entry("unused", "repeats in the prompt and the text so far"),
+    "ngram": Entry("unused", "repeats in the prompt and the text so far, and in texts of the same form"),
     "grammar": Entry("unused", "what the form of a text forces, as all but none do"),
     "none": Entry("unused", "no drafts"),
 }

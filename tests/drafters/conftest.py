@@ -109,6 +109,7 @@ class Draftable:
     tokens: list[int]
     acceptance: dict[str, tuple[float, float]] = field(default_factory=dict)
     ending: frozenset[int] = frozenset()
+    structure: object | None = None
     generated: int = 0
     remaining: int = 10_000
 

@@ -72,3 +72,30 @@ def test_a_finished_sequence_is_forgotten(draftable: Callable[..., Any]) -> None
     for i in range(20):
         drafter.draft([draftable(0, [1, 2, 3, i] * 3)], [2])
     assert len(drafter._indexes) <= 1
+
+
+def test_texts_of_a_form_meet(draftable: Callable[..., Any]) -> None:
+    """What one wrote is drafted for the next, by the longest match; not what prompts and other forms say."""
+    drafter, form, other = NgramDrafter(), Form(), Form()
+    first = draftable(0, [7, 1, 2, 3, 4, 5, 6], structure=form, generated=6)
+    assert drafter.look_up(first, 3) == ([], 0)
+    again = draftable(1, [3, 9, 9, 2, 3], structure=form, generated=2)
+    assert drafter.look_up(again, 9) == ([4, 5, 6], 2)  # and not [9, 9, 2, 3, ...] after a match of one
+    assert drafter.look_up(draftable(2, [2, 3], structure=other, generated=2), 3) == ([], 0)
+    assert drafter.look_up(draftable(3, [2, 3], generated=2), 3) == ([], 0)
+    assert drafter.look_up(draftable(4, [8, 7], structure=form), 3) == ([1, 2, 3], 1)  # how texts begin
+    again.tokens += [5, 6]
+    again.generated += 2
+    assert drafter.look_up(again, 1) == ([], 0)
+    assert drafter.look_up(draftable(5, [2, 3], structure=form, generated=2), 2) == ([5, 6], 2)  # the latest
+
+
+def test_a_form_is_forgotten_with_its_last_text(draftable: Callable[..., Any]) -> None:
+    drafter = NgramDrafter()
+    for _ in range(20):
+        drafter.look_up(draftable(0, [1, 2, 3], structure=Form(), generated=3), 2)
+    assert len(drafter._forms) <= 1
+
+
+class Form:
+    """What a text must be."""

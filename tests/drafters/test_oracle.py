@@ -31,6 +31,7 @@ class Sample:
     slot: int = 0
     acceptance: dict[str, tuple[float, float]] = field(default_factory=dict)
     ending: frozenset[int] = frozenset()
+    structure: object | None = None
 
     def choice(self, ahead: int = 0, draft: Any = ()) -> Choice:
         return Choice()
