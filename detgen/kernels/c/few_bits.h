@@ -14,9 +14,9 @@
 INLINE int is_whole(int64_t storage) { return storage >= BYTE && storage != CODE; }
 
 /* What the code that multiplies weights is made for: the bits of their planes, whether they are levels, whether codes
- * may take all bits of a byte, scales a group, and whether there are minima. */
+ * may take all bits of a byte, scales a group, whether there are minima, and how many products of a pair fit 16 bits. */
 typedef struct {
-    int low, high, levels, wide, halves, minima;
+    int low, high, levels, wide, halves, minima, joint;
 } Kind;
 
 /* What is added to wide codes when they are multiplied. Where processors multiply signed bytes, or where products of a

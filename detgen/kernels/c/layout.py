@@ -282,7 +282,9 @@ def _whole_kinds() -> Iterator[str]:
         for halves, minima in made.grouped if storage.whole else ():
             number = f"KIND_NUMBER({storage.name}, {halves}, {int(minima)})"
             wide, levels = int(made.least == -128), int(bool(made.levels))
-            yield f"X({number}, {low}, {high}, {levels}, {wide}, {halves}, {int(minima)})"
+            largest = max(made.levels) - made.least if levels else 2**made.bits - 1
+            joint = max(2**15 // (2 * 127 * largest), 1)
+            yield f"X({number}, {low}, {high}, {levels}, {wide}, {halves}, {int(minima)}, {joint})"
 
 
 def _body() -> str:

@@ -22,6 +22,7 @@
 #define UNROLLED_QUADS _Pragma("GCC unroll 8")
 #endif
 #define WHOLE_WIDE 2
+#define WHOLE_FEW (WIDTH == 8) /* rows up to which a tile has all columns of a panel instead */
 
 /* Rows of inputs as whole numbers. */
 typedef struct {
@@ -62,7 +63,8 @@ static void round_row(const float *x, int64_t inputs, int8_t *entries, float *sc
     }
 }
 
-/* Sums of products of four inputs, of WIDTH columns. `wide` codes may take all bits of a byte: see WIDE_LEAST. */
+/* Sums of products of four inputs, of WIDTH columns. `wide` codes may take all bits of a byte: see WIDE_LEAST. Where
+ * pairs of inputs are summed in 16 bits first, BY_PAIRS, several such sums are added before they are widened. */
 #if WIDTH == 16
 typedef __m512i sums_reg;
 INLINE sums_reg sums_all(int32_t x) { return _mm512_set1_epi32(x); }
@@ -70,13 +72,18 @@ INLINE reg sums_floats(sums_reg x) { return _mm512_cvtepi32_ps(x); }
 #ifdef __AVX512VNNI__
 INLINE sums_reg dot(int wide, sums_reg sums, codes_reg w, codes_reg x) { return _mm512_dpbusd_epi32(sums, w, x); }
 #else
-INLINE sums_reg dot(int wide, sums_reg sums, codes_reg w, codes_reg x) {
+#define BY_PAIRS
+INLINE sums_reg pairs_dot(int wide, codes_reg w, codes_reg x) {
     if (wide) { /* products of a pair might not fit 16 bits with what the weights are stored as */
         w = _mm512_xor_si512(w, _mm512_set1_epi8(-128));
         x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
         w = _mm512_abs_epi8(w);
     }
-    return _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1)));
+    return _mm512_maddubs_epi16(w, x);
+}
+INLINE sums_reg pairs_add(sums_reg a, sums_reg b) { return _mm512_add_epi16(a, b); }
+INLINE sums_reg in_32_bits(sums_reg sums, sums_reg pairs) {
+    return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }
 #endif
 #elif WIDTH == 8
@@ -86,13 +93,20 @@ INLINE reg sums_floats(sums_reg x) { return _mm256_cvtepi32_ps(x); }
 #ifdef __AVXVNNI__
 INLINE sums_reg dot(int wide, sums_reg sums, codes_reg w, codes_reg x) { return _mm256_dpbusd_avx_epi32(sums, w, x); }
 #else
-INLINE sums_reg dot(int wide, sums_reg sums, codes_reg w, codes_reg x) {
+#define BY_PAIRS
+INLINE sums_reg pairs_dot(int wide, codes_reg w, codes_reg x) {
     if (wide) { /* products of a pair might not fit 16 bits with what the weights are stored as */
         w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
         x = _mm256_sign_epi8(x, w);
         w = _mm256_abs_epi8(w);
     }
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+    return _mm256_maddubs_epi16(w, x);
+}
+INLINE sums_reg pairs_add(sums_reg a, sums_reg b) { return _mm256_add_epi16(a, b); }
+INLINE sums_reg in_32_bits(sums_reg sums, sums_reg pairs) {
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    __asm__("" : "+x"(sums)); /* else compilers add these to each other first, for which registers are too few */
+    return sums;
 }
 #endif
 #else
@@ -134,18 +148,22 @@ INLINE codes_reg four_entries(const int8_t *x) {
 
 /* Up to SECTION inputs of a panel for some rows and registers of columns, added to the sections before if `adds`. */
 INLINE void whole_tile(
-    const Kind kind, const int rows, int from, const Stretch *w, Rounded x, float *sums, int64_t sums_row, int64_t adds) {
+    const Kind kind, const int rows, const int wide, int from, const Stretch *w, Rounded x, float *sums, int64_t sums_row,
+    int64_t adds) {
     const int halves = kind.halves, bytes = (kind.low + kind.high) * QUAD / 8;
-    reg to[WHOLE_ROWS][WHOLE_WIDE];
+    reg to[WHOLE_ROWS][PANEL / WIDTH];
 #define EACH_ROW _Pragma("GCC unroll 6") for (int r = 0; r < rows; r++)
-#define EACH _Pragma("GCC unroll 2") for (int c = 0; c < WHOLE_WIDE; c++)
+#define EACH _Pragma("GCC unroll 8") for (int c = 0; c < wide; c++)
     EACH_ROW EACH to[r][c] = reg_all(0.0f);
     const uint8_t *quad = w->data;
     for (int64_t g = 0; g < w->groups; g++) {
-        reg scaled[WHOLE_ROWS][WHOLE_WIDE];
+        reg scaled[WHOLE_ROWS][PANEL / WIDTH];
 #pragma GCC unroll 2
         for (int h = 0; h < halves; h++) {
-            sums_reg all[WHOLE_ROWS][WHOLE_WIDE];
+            sums_reg all[WHOLE_ROWS][PANEL / WIDTH];
+#ifdef BY_PAIRS
+            sums_reg pairs[WHOLE_ROWS][PANEL / WIDTH];
+#endif
             EACH_ROW {
                 const int32_t *total = x.sums + 2 * (r * x.group_row + g) + h;
                 EACH all[r][c] = sums_all(w->least * (halves == 2 ? total[0] : total[0] + total[1]));
@@ -154,14 +172,23 @@ INLINE void whole_tile(
             for (int i = 0; i < QUADS / halves; i++, quad += bytes) {
                 __builtin_prefetch(quad + AHEAD, 0, 2);
                 if (bytes > 64) __builtin_prefetch(quad + AHEAD + 64, 0, 2);
-                codes_reg four[WHOLE_WIDE];
+                codes_reg four[PANEL / WIDTH];
                 EACH four[c] = codes_of(kind, quad, from + c, w->levels);
                 EACH_ROW {
                     const codes_reg b = four_entries(x.entries + r * x.row + g * GROUP + h * HALF_GROUP + i * TOGETHER);
+#ifdef BY_PAIRS
+                    EACH {
+                        const sums_reg two = pairs_dot(kind.wide, four[c], b);
+                        pairs[r][c] = i % kind.joint ? pairs_add(pairs[r][c], two) : two;
+                        if ((i + 1) % kind.joint == 0 || i + 1 == QUADS / halves)
+                            all[r][c] = in_32_bits(all[r][c], pairs[r][c]);
+                    }
+#else
                     EACH all[r][c] = dot(kind.wide, all[r][c], four[c], b);
+#endif
                 }
             }
-            reg scale[WHOLE_WIDE];
+            reg scale[PANEL / WIDTH];
             EACH scale[c] = reg_load(w->scales + (g * halves + h) * PANEL + (from + c) * WIDTH);
             EACH_ROW EACH {
                 const reg product = sums_floats(all[r][c]);
@@ -170,7 +197,7 @@ INLINE void whole_tile(
             }
         }
         for (int h = 0; kind.minima && h < halves; h++) {
-            reg minimum[WHOLE_WIDE];
+            reg minimum[PANEL / WIDTH];
             EACH minimum[c] = reg_load(w->minima + (g * halves + h) * PANEL + (from + c) * WIDTH);
             EACH_ROW {
                 const int32_t *total = x.sums + 2 * (r * x.group_row + g) + h;
@@ -198,8 +225,11 @@ INLINE void whole_rows(
         const int64_t left = rows - r, tiles = (left + WHOLE_ROWS - 1) / WHOLE_ROWS, step = (left + tiles - 1) / tiles;
 #define ROWS(R) \
     case R: \
-        _Pragma("GCC unroll 1") for (int c = 0; c < PANEL / WIDTH; c += WHOLE_WIDE) \
-            whole_tile(kind, R, c, w, from_row(x, r), sums + r * sums_row, sums_row, adds); \
+        if (R <= WHOLE_FEW) \
+            whole_tile(kind, R, PANEL / WIDTH, 0, w, from_row(x, r), sums + r * sums_row, sums_row, adds); \
+        else \
+            _Pragma("GCC unroll 1") for (int c = 0; c < PANEL / WIDTH; c += WHOLE_WIDE) \
+                whole_tile(kind, R, WHOLE_WIDE, c, w, from_row(x, r), sums + r * sums_row, sums_row, adds); \
         break;
         switch (step) {
             ROWS(1) ROWS(2) ROWS(3)

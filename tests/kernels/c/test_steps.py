@@ -88,6 +88,23 @@ def test_weights_in_few_bits(kind: InFewBits) -> None:
     assert errors.norm() < 0.02 * (read.double().norm() * weight.norm() / 1280**0.5)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in IN_FEW_BITS if kind[0].whole], ids=str)
+def test_the_largest_sums(kind: InFewBits) -> None:
+    """Sums of products in 16 bits hold what all of the largest weights and inputs give, of whatever signs."""
+    made = in_few_bits(1, 40, 1280, *kind)
+    extremes = torch.tensor([made.whole.max(), made.whole.min()]).to(torch.int8)
+    along = torch.arange(1280)
+    whole = extremes[torch.stack([(output >> along % 4) % 2 for output in range(40)])]
+    read = torch.stack([1.0 - 2 * ((row >> along % 4) % 2) for row in range(16)])
+    x, to, rows = Buffer("x", 1280), Buffer("to", 40), torch.arange(16)
+    program = Program(x)
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=panels([made._replace(whole=whole)])))
+    case = Case(program, {x: read, to: torch.zeros(16, 40)}, Rows(*[rows] * 4, *[torch.zeros(0, 4).long()] * 2))
+    wanted = case.after(Interpreter(program).run)
+    for name, library in LIBRARIES.items():
+        assert not differences(case.after(Runner(library, program).run), wanted), name
+
+
 def test_pairs_that_do_not_just_become_bf16() -> None:
     """Zero below 2^-55, ties to even; a number that is not finite, or no longer is, stays in its row.
 
