@@ -86,8 +86,8 @@ def random_folder(config: Any, folder: Path, dtype: torch.dtype = torch.float32)
             whole = g.integers(-(2**19), 2**19, parameter.shape, dtype=np.int32)
             scale = 2.0 ** (-17 if parameter.dim() == 1 else round(-18 - np.log2(parameter.shape[-1]) / 2))
             noise = torch.from_numpy(whole).to(torch.float32) * (scale / (16 if parameter.dim() == 1 else 1))
-            # Ones of norms stay; what is drawn, such as rates of decays, does not.
-            drawn = parameter.dim() > 1 or bool((parameter != parameter.flatten()[0]).any())
+            # Zeros and ones, of biases and norms, stay; what is drawn, such as rates of decays, does not.
+            drawn = parameter.dim() > 1 or bool(((parameter != 0) & (parameter != 1)).any())
             parameter.copy_(noise if drawn else parameter.round() + noise)
     model.to(dtype).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
