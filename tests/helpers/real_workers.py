@@ -66,8 +66,8 @@ def alive(processes: list[psutil.Process], *names: str) -> list[int]:
     return found
 
 
-def wait_for(done: Callable[[], Any], seconds: float = 30) -> None:
-    """Wait until something is so, or fail."""
+def wait_for(done: Callable[[], Any], seconds: float = 120) -> None:
+    """Wait until something is so, or fail; a busy machine takes long to start workers."""
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end

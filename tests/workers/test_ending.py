@@ -47,7 +47,7 @@ def test_a_run_whose_coordinator_is_killed_or_interrupted_resumes(tmp_path: Path
             process.kill()
         else:
             os.killpg(process.pid, number)  # as a terminal does
-        printed, said = process.communicate(timeout=20)
+        printed, said = process.communicate(timeout=120)
         assert process.returncode == (-9 if number == signal.SIGKILL else 130), said
         assert printed == b""
         assert b"ray" not in said, said
