@@ -40,13 +40,14 @@ from detgen.program.operands import Activation
 
 # Classes of root-mean-square norms whose weights are added to 1.
 _ADDED_TO_ONE = {
-    *("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"),
+    *("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"),
     *("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"),
 }
 # Settings under which a family is not what its row says.
 _UNUSUAL: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {"do_layer_norm_before": False},
     "GPT2LMHeadModel": {"add_cross_attention": True},
+    "GPTBigCodeForCausalLM": {"multi_query": False, "add_cross_attention": True},
     "StableLmForCausalLM": {"qk_layernorm": True},
     "PhiForCausalLM": {"qk_layernorm": True},
     "Exaone4ForCausalLM": {"sliding_window": None},
@@ -162,8 +163,6 @@ class Description:
         family, config, layer = self.family, self.config, self.layers[index]
         mlp = self._mlp(layer)
         one, two, three, four = (self._norm(_first(layer, names)) for names in family.norms)
-        if four is not None and hasattr(mlp, "experts"):
-            raise UnknownError("a norm behind experts")
         parallel = family.parallel
         made: FeedForward | Experts | None = None
         if mlp is not None:
@@ -271,7 +270,7 @@ class Description:
         if hasattr(experts, "gate_up_proj_bias"):
             biases = self._tensor(experts.gate_up_proj_bias), self._tensor(experts.down_proj_bias)
         shared = None
-        beside = next((of for of in (mlp, layer) if hasattr(of, mixture.shared)), None)
+        beside = next((of for of in (mlp, layer) if getattr(of, mixture.shared, None) is not None), None)
         if beside is not None:
             gate = getattr(beside, f"{mixture.shared}_gate", None)
             shared = self._feed_forward(getattr(beside, mixture.shared)), None if gate is None else self._linear(gate)
@@ -287,7 +286,7 @@ class Description:
             activation=Activation.SILU if mixture.clamped else activation_of(experts),
             limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
             picks=int(router.top_k),
-            routing=routing_of(mlp, router, mixture),
+            routing=routing_of(mlp, router, mixture, self._tensor),
             weighs_inputs=mixture.weighs_inputs,
             shared=shared,
         )
@@ -319,6 +318,8 @@ class Description:
         if type(norm) is nn.LayerNorm:
             weight, bias = (None if p is None else self._tensor(p).float() for p in (norm.weight, norm.bias))
             return Norm(weight, bias, norm.eps, centred=True)
+        if name == "NemotronLayerNorm1P":
+            return Norm(1 + self._tensor(norm.weight).float(), self._tensor(norm.bias).float(), norm.eps, centred=True)
         if name == "Llama4TextL2Norm":
             return Norm(torch.ones(size), None, norm.eps, centred=False)
         if name == "OlmoLayerNorm":

@@ -99,10 +99,18 @@ _BAMBA: dict[str, Any] = {
     **{"final": "final_layernorm", "state": "mamba", "mlp": "feed_forward"},
     "norms": ("input_layernorm", None, "pre_ff_layernorm", None),
 }
+_GRANITE: dict[str, Any] = {
+    **{"mlp": "block_sparse_moe shared_mlp", "gate": "input_linear", "up": "", "down": "output_linear"},
+}
 _GPT_J: dict[str, Any] = {
     **{"inner": "transformer", "embedding": "wte", "layers": "h", "final": "ln_f", "attention": "attn"},
     **{"out": "out_proj", "interleaved": True, "gate": "", "up": "fc_in", "down": "fc_out"},
     **{"norms": ("ln_1", None, None, None), "parallel": True},
+}
+_GPT_2: dict[str, Any] = {
+    **{"inner": "transformer", "embedding": "wte", "positions": ("wpe", 0), "layers": "h", "final": "ln_f"},
+    **{"attention": "attn", "qkv": ("c_attn",), "out": "c_proj", "gate": "", "up": "c_fc", "down": "c_proj"},
+    "norms": ("ln_1", None, "ln_2", None),
 }
 FAMILIES = {
     "LlamaForCausalLM": Family(),
@@ -118,14 +126,15 @@ FAMILIES = {
     "MixtralForCausalLM": Family(),
     "Qwen2MoeForCausalLM": Family(),
     "Qwen3MoeForCausalLM": Family(),
+    "MellumForCausalLM": Family(),
+    "FlintForCausalLM": Family(rotates="sliding_window"),
     "Qwen3NextForCausalLM": Family(gated=True),
     "Qwen3_5ForCausalLM": Family(gated=True),
     "Qwen3_5MoeForCausalLM": Family(gated=True),
     "Lfm2ForCausalLM": Family(**_LFM2),
     "Lfm2MoeForCausalLM": Family(**_LFM2),
-    "GraniteMoeHybridForCausalLM": Family(
-        state="mamba", mlp="block_sparse_moe shared_mlp", gate="input_linear", up="", down="output_linear"
-    ),
+    "GraniteMoeSharedForCausalLM": Family(**_GRANITE),
+    "GraniteMoeHybridForCausalLM": Family(**_GRANITE, state="mamba"),
     "NemotronHForCausalLM": Family(**_MAMBA),
     "FalconH1ForCausalLM": Family(**_BAMBA, logit_factor="lm_head_multiplier"),
     "BambaForCausalLM": Family(**_BAMBA),
@@ -135,11 +144,13 @@ FAMILIES = {
     "GemmaForCausalLM": Family(),
     "Gemma2ForCausalLM": Family(norms=_BOTH_SIDES),
     "Gemma3ForCausalLM": Family(norms=_BOTH_SIDES),
+    "VaultGemmaForCausalLM": Family(norms=("input_layernorm", None, "pre_feedforward_layernorm", None)),
     "MinistralForCausalLM": Family(),
     "SeedOssForCausalLM": Family(),
     "CwmForCausalLM": Family(),
     "OlmoForCausalLM": Family(),
     "OlmoeForCausalLM": Family(),
+    "FlexOlmoForCausalLM": Family(norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")),
     "GraniteMoeForCausalLM": Family(mlp="block_sparse_moe"),
     "ExaoneMoeForCausalLM": Family(rotates="is_sliding"),
     "SolarOpenForCausalLM": Family(),
@@ -162,6 +173,7 @@ FAMILIES = {
     "DeepseekV3ForCausalLM": Family(latent=True, interleaved="rope_interleave"),
     "Glm4MoeLiteForCausalLM": Family(latent=True, interleaved="rope_interleave"),
     "Ernie4_5ForCausalLM": Family(interleaved=True),
+    "Ernie4_5_MoeForCausalLM": Family(interleaved=True),
     "HeliumForCausalLM": Family(interleaved=True),
     "GlmForCausalLM": Family(interleaved=True, gate="gate_up_proj", up=""),
     "Glm4ForCausalLM": Family(
@@ -189,6 +201,9 @@ FAMILIES = {
     ),
     "StableLmForCausalLM": Family(parallel="use_parallel_residual"),
     "CohereForCausalLM": Family(interleaved=True, norms=("input_layernorm", None, None, None), parallel=True),
+    "ArceeForCausalLM": Family(gate=""),
+    "Jais2ForCausalLM": Family(gate=""),
+    "NemotronForCausalLM": Family(gate=""),
     "Starcoder2ForCausalLM": Family(gate="", up="c_fc", down="c_proj"),
     "GPTNeoXForCausalLM": Family(
         inner="gpt_neox",
@@ -209,6 +224,16 @@ FAMILIES = {
         norms=("ln_attn input_layernorm", None, "ln_mlp post_attention_layernorm", None),
         parallel="parallel_attn",
     ),
+    "PersimmonForCausalLM": Family(
+        final="final_layernorm",
+        qkv=("query_key_value",),
+        by_head=True,
+        out="dense",
+        head_norms=("q_layernorm", "k_layernorm"),
+        gate="",
+        up="dense_h_to_4h",
+        down="dense_4h_to_h",
+    ),
     "BloomForCausalLM": Family(**_JOINED, embedding_norm="word_embeddings_layernorm"),
     "MptForCausalLM": Family(
         inner="transformer",
@@ -224,20 +249,8 @@ FAMILIES = {
     ),
     "GPTJForCausalLM": Family(**_GPT_J),
     "CodeGenForCausalLM": Family(**_GPT_J, qkv=("qkv_proj",), parts=4),
-    "GPT2LMHeadModel": Family(
-        inner="transformer",
-        embedding="wte",
-        positions=("wpe", 0),
-        layers="h",
-        final="ln_f",
-        attention="attn",
-        qkv=("c_attn",),
-        out="c_proj",
-        gate="",
-        up="c_fc",
-        down="c_proj",
-        norms=("ln_1", None, "ln_2", None),
-    ),
+    "GPT2LMHeadModel": Family(**_GPT_2),
+    "GPTBigCodeForCausalLM": Family(**_GPT_2),
     "OPTForCausalLM": Family(
         inner="model.decoder",
         positions=("embed_positions", 2),

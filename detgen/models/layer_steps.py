@@ -237,10 +237,15 @@ class _Experts:
     def close(self, program: Program, name: str, branch: Branch) -> None:
         """Append what is added to them."""
         wanted, into = branch.wanted, branch.into
+        if branch.norm is not None:
+            mixed = Buffer("mixed", into.buffer.width)
+            self.close(program, name, Branch(Into(mixed), None, wanted))
+            program.add(branch.norm.step(f"{name}, normed", mixed, into, wanted=wanted))
+            return
         how = {"wanted": wanted, "weighed": self._weighed is None}
         program.add(Combine(name=f"{name}.experts", x=self._each, routes=self._routes, to=into, **how))
         if self._shared is not None:
-            (shared, gate), name = self._shared, f"{name}.shared_expert"
+            (shared, gate), name, into = self._shared, f"{name}.shared_expert", replace(into, add=True)
             if gate is None:
                 shared.close(program, name, Branch(into, None, wanted))
                 return

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import torch
+from torch import nn
 
 from detgen.models.parts import UnknownError
 from detgen.program.operands import Scoring
@@ -37,6 +41,11 @@ MIXTURES = {
     "Qwen3MoeSparseMoeBlock": Mixture(),
     "Qwen3NextSparseMoeBlock": Mixture(),
     "Qwen3_5MoeSparseMoeBlock": Mixture(),
+    "MellumSparseMoeBlock": Mixture(),
+    "FlintSparseMoeBlock": Mixture(scoring=Scoring.SIGMOIDS),
+    "FlexOlmoSparseMoeBlock": Mixture(),
+    "Ernie4_5_MoeSparseMoeBlock": Mixture(shared="shared_experts"),
+    "GraniteMoeSharedMoE": Mixture(router="router", scoring=Scoring.OVER_PICKS, shared="shared_mlp"),
     "Dots1MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Glm4MoeMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "DeepseekV2Moe": Mixture(shared="shared_experts"),
@@ -57,8 +66,14 @@ MIXTURES = {
 }
 
 
-def routing_of(mlp: Any, router: Any, mixture: Mixture) -> dict[str, Any]:
+def routing_of(mlp: Any, router: Any, mixture: Mixture, tensor: Callable[[Any], torch.Tensor]) -> dict[str, Any]:
     """The fields of `Route` that say how a mixture's router chooses.
+
+    Args:
+        mlp: the module.
+        router: that in it.
+        mixture: its traits.
+        tensor: gives the numbers of a parameter.
 
     Raises:
         UnknownError: if it chooses in another way.
@@ -74,13 +89,16 @@ def routing_of(mlp: Any, router: Any, mixture: Mixture) -> dict[str, Any]:
         return found
     if scoring == Scoring.SIGMOIDS_OF_PICKS:
         return found | {"normalized": False}
+    parts = (router, getattr(router, "moe_statics", None), mlp)
+    biases = [getattr(of, name, None) for of in parts for name in ("e_score_correction_bias", "expert_bias")]
+    bias = next((bias for bias in biases if bias is not None), None)
+    if bias is not None:
+        numbers = tensor(bias) if isinstance(bias, nn.Parameter) else bias.detach()
+        found |= {"correction": numbers.float().flatten()}
     if scoring != Scoring.SIGMOIDS:
         return found
-    biases = [(of, name) for of in (router, mlp) for name in ("e_score_correction_bias", "expert_bias")]
-    correction = next((getattr(of, name).detach().float() for of, name in biases if hasattr(of, name)), None)
     groups, names = int(getattr(router, "num_group", 1)), ("routed_scaling_factor", "router_scaling_factor")
     return found | {
-        "correction": correction,
         "added": mixture.added,
         "groups": groups,
         "best_groups": int(getattr(router, "topk_group", 1)),

@@ -265,6 +265,29 @@ ROWS: dict[str, Callable[[], Any]] = {
         **{**LLAMA, "use_post_norm": True, "embedding_multiplier": 10.0, "residual_multiplier": 0.3},
         **{"attention_multiplier": 0.1, "logits_scaling": 0.2},
     ),
+    "vaultgemma": lambda: hf.VaultGemmaConfig(
+        **{**LLAMA, "head_dim": 18, "sliding_window": WINDOW, "layer_types": MIXED, "query_pre_attn_scalar": 20}
+    ),
+    "arcee": lambda: hf.ArceeConfig(**LLAMA, head_dim=18, mlp_bias=True),
+    "jais2": lambda: hf.Jais2Config(**LLAMA, head_dim=18),
+    "nemotron": lambda: hf.NemotronConfig(**LLAMA, head_dim=20),
+    "persimmon": lambda: hf.PersimmonConfig(**LLAMA),
+    "gpt_bigcode": lambda: hf.GPTBigCodeConfig(**GPT2, n_inner=97),
+    "mellum": lambda: hf.MellumConfig(
+        **{**ROUTED, "head_dim": 18, "num_local_experts": 6, "sliding_window": WINDOW, "layer_types": MIXED},
+        mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
+    "flint": lambda: hf.FlintConfig(
+        **{**ROUTED, "head_dim": 18, "num_experts": 6, "sliding_window": WINDOW, "layer_types": MIXED},
+        shared_expert_intermediate_size=56,
+    ),
+    "flex_olmo": lambda: hf.FlexOlmoConfig(**LLAMA, num_experts=6, num_experts_per_tok=3),
+    "ernie4_5_moe": lambda: hf.Ernie4_5_MoeConfig(
+        **{**ROUTED, "moe_num_experts": 6, "moe_k": 3, "moe_num_shared_experts": 2, "moe_layer_start_index": 1}
+    ),
+    "granitemoeshared": lambda: hf.GraniteMoeSharedConfig(
+        **{**LLAMA, **MULTIPLIED, "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 56}
+    ),
     "lfm2": lambda: hf.Lfm2Config(**CONVOLVED),
     "granite4": lambda: hf.GraniteMoeHybridConfig(
         **{**SPACES, **MULTIPLIED, "layer_types": ["full_attention"] * 3, "position_embedding_type": "rope"},
@@ -296,9 +319,11 @@ SMALL: dict[str, Any] = {
 OWN_FORWARD: dict[str, Callable[[], Any]] = {
     "gemma": lambda: hf.GemmaConfig(**SMALL, head_dim=12, hidden_act="quick_gelu"),
     "olmo": lambda: hf.OlmoConfig(**SMALL, clip_qkv=1.0),
-    "nemotron": lambda: hf.NemotronConfig(**SMALL),
-    "persimmon": lambda: hf.PersimmonConfig(**SMALL),
+    "nemotron": lambda: hf.NemotronConfig(**SMALL, hidden_act="quick_gelu"),
+    "persimmon": lambda: hf.PersimmonConfig(**SMALL, hidden_act="quick_gelu"),
     "biogpt": lambda: hf.BioGptConfig(**SMALL),
-    "vaultgemma": lambda: hf.VaultGemmaConfig(**SMALL, head_dim=12, sliding_window=40, final_logit_softcapping=2.0),
+    "vaultgemma": lambda: hf.VaultGemmaConfig(
+        **SMALL, head_dim=12, sliding_window=40, final_logit_softcapping=2.0, hidden_activation="quick_gelu"
+    ),
     "olmoe": lambda: hf.OlmoeConfig(**SMALL, num_experts=5, num_experts_per_tok=2, clip_qkv=1.0),
 }
