@@ -105,8 +105,9 @@ def random_model(demo_models: DemoModels, tmp_path_factory: pytest.TempPathFacto
         model = auto_class(config).from_config(config)
         g = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            corrections = [x for name, x in model.named_buffers() if name.endswith(("correction_bias", "expert_bias"))]
-            for p in (*model.parameters(), *corrections):
+            trained = "correction_bias", "expert_bias", "layer_scalar"
+            buffers = [x for name, x in model.named_buffers() if name.endswith(trained)]
+            for p in (*model.parameters(), *buffers):
                 scale = 1.5 * p.shape[-1] ** -0.5 if p.dim() > 1 else 0.1
                 noise = torch.randn(p.shape, generator=g) * scale
                 p.copy_(noise if p.dim() > 1 else p + noise)

@@ -155,7 +155,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         traits[layer] = AttentionTraits(found.scale, seen.window, None, seen.chunk, slopes=found.slopes)
 
     called: set[nn.Module] = set()
-    states, alone = states_of(model)
+    states, alone, sharing = states_of(model)
     with refusing(kind), ExitStack() as hooks:
         for net in states:  # what it tells a row of those before it is known
             net.forward = lambda hidden_states, **_: torch.zeros_like(hidden_states)
@@ -190,7 +190,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         _check_alone(out[:, -1])
     except NotImplementedError as e:
         raise EngineError(f"{kind} is not supported: {e}") from e
-    layers = [sizes.get(i, (0, 0, 0, 0)) for i in range(count)]
+    layers = [(0, 0, 0, 0) if i in sharing else sizes.get(i, (0, 0, 0, 0)) for i in range(count)]
     group = min((q // h for q, h, _, _ in sizes.values()), default=1)
     uncalled = {
         name for name, m in model.named_modules() if name and _parent(model, name) in called and m not in called

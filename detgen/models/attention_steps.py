@@ -24,6 +24,7 @@ class AttentionSteps:
         out: what its results go through.
         factor: of what that gives.
         ends: name of that.
+        keeps: whether it stores keys and values of its own.
     """
 
     name, ends = "self_attn", "o_proj"
@@ -35,8 +36,14 @@ class AttentionSteps:
         self._traits, self._scale = traits, traits.scale * (attention.query_scale or 1.0)
         self._rotary, self._interleaved = attention.rotary, attention.interleaved
         self._rotated_first, self._tuning = attention.rotated_first, attention.tuning
-        sizes = zip("qk", (self._queries, self._keys), attention.head_norms, strict=True)
-        self._norms = {part: NormParts.of(norm, keep, entries) for part, entries, norm in sizes if norm is not None}
+        sizes = self._queries, self._keys, kv_heads * attention.values
+        found, self._norms = 0, []  # of each norm, its part, where it begins, and what it is
+        for part, entries, norm in zip("qkv", sizes, attention.head_norms, strict=True):
+            if norm is not None:
+                self._norms.append((part, found, NormParts.of(norm, keep, entries)))
+            found += entries
+        self.keeps = attention.source is None
+        self._row = found if self.keeps else self._queries
         self._sinks = None if attention.sinks is None else keep(attention.sinks)
         self._slopes = None if traits.slopes is None else keep(torch.tensor(traits.slopes))
         self._qkv: list[tuple[int, Weight, float]] | _LatentSteps
@@ -52,14 +59,14 @@ class AttentionSteps:
         keys = where.keys
         cache = Cache(**self._heads, keys=keys, kept=where.values, storage=STORAGE[keys.dtype])
         attended = Buffer("attended", cache.heads * cache.values)
-        qkv = Buffer("qkv", self._queries + self._keys + cache.kv_heads * cache.values)
+        qkv = Buffer("qkv", self._row)
         if isinstance(self._qkv, _LatentSteps):
             self._qkv.build(program, name, read, qkv)
         else:
             for at, weight, factor in self._qkv:
                 part = f"{name}.qkv_proj" + (f", from {at} on" if at else "")
                 program.add(steps.Linear(name=part, x=read, to=Into(qkv, factor=factor), at=at, weight=weight))
-        store = steps.Rotate(name=f"{name}, rotated", qkv=qkv, cache=cache, last=last)
+        store = steps.Rotate(name=f"{name}, rotated", qkv=qkv, cache=cache, last=last and self.keeps)
         if self._tuning is not None:
             store = replace(store, factors=angles.factors(self._tuning))
         if self._rotary is not None:
@@ -75,8 +82,7 @@ class AttentionSteps:
                 program.add(replace(turned, name=f"{name}, rotated before the norms", factors=None, last=False))
             else:
                 store = turned
-        for part, norm in self._norms.items():
-            at = 0 if part == "q" else self._queries
+        for part, at, norm in self._norms:
             program.add(norm.step(f"{name}.{part}_norm", qkv, Into(qkv), at=at))
         program.add(store)
         program.add(

@@ -16,25 +16,22 @@ from torch import nn
 from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.kernels.decoder import StateShape
 from detgen.models.activations import activation_of
-from detgen.models.families import FAMILIES, Family
-from detgen.models.latent import latent_of
-from detgen.models.mixtures import MIXTURES, routing_of
+from detgen.models.attentions import attention_of
+from detgen.models.families import FAMILIES, Family, first_of
+from detgen.models.layer_inputs import beside_of, layer_input_of, layer_inputs_of
+from detgen.models.mixtures import MIXTURES, experts_of
 from detgen.models.parts import (
-    Attention,
     Experts,
     FeedForward,
-    Latent,
     Layer,
+    LayerInputs,
     Linear,
     Mixer,
     Norm,
     UnknownError,
-    some_rows,
 )
-from detgen.models.rotary import Rotary, plain_rotary, rotary_of
 from detgen.models.state_nets import state_mixer, state_shape_of
-from detgen.models.stored import Read, Weight, held, turned, whole
-from detgen.models.tuning import tuning_of
+from detgen.models.stored import Read, Weight, held, whole
 from detgen.models.wrappers import language_model
 from detgen.program.operands import Activation
 
@@ -94,20 +91,20 @@ class Description:
     def embedding(self) -> Weight:
         """[vocabulary, hidden]."""
         parameter = getattr(self.inner, self.family.embedding).weight
-        weight = self._weight(parameter)
+        weight = self.weight(parameter)
         self.table = parameter, weight
         return weight
 
     @property
     def embedding_factor(self) -> float:
         """What embeddings are multiplied by."""
-        scale = getattr(getattr(self.inner, self.family.embedding), "scalar_embed_scale", 1.0)
-        return float(scale * getattr(self.inner, "embedding_multiplier", 1.0))
+        scale = getattr(getattr(self.inner, self.family.embedding), "embed_scale", 1.0)  # in the model's number format
+        return float(scale) * float(getattr(self.inner, "embedding_multiplier", 1.0))
 
     @property
     def embedding_norm(self) -> Norm | None:
         """Of the embeddings; None for none."""
-        return self._norm(_first(self.inner, self.family.embedding_norm))
+        return self.norm(first_of(self.inner, self.family.embedding_norm))
 
     @property
     def positions(self) -> tuple[torch.Tensor, int] | None:
@@ -115,18 +112,23 @@ class Description:
         if self.family.positions is None:
             return None
         name, offset = self.family.positions
-        return self._tensor(getattr(self.inner, name).weight), offset
+        return self.tensor(getattr(self.inner, name).weight), offset
+
+    @property
+    def layer_inputs(self) -> LayerInputs | None:
+        """What tokens give to each layer; None if they give nothing."""
+        return layer_inputs_of(self, getattr(self.inner, self.family.embedding).weight.shape[0])
 
     @property
     def final(self) -> Norm | None:
         """The last norm; None where there is none, nor an output layer."""
-        return self._norm(getattr(self.inner, self.family.final))
+        return self.norm(getattr(self.inner, self.family.final))
 
     @property
     def head(self) -> Linear | None:
         """The output layer; None where the model gives hidden states."""
         head = getattr(self.model, self._head_name)
-        return None if type(head) is nn.Identity else self._linear(head)
+        return None if type(head) is nn.Identity else self.linear(head)
 
     @property
     def _head_name(self) -> str:
@@ -162,18 +164,33 @@ class Description:
         """
         family, config, layer = self.family, self.config, self.layers[index]
         mlp = self._mlp(layer)
-        one, two, three, four = (self._norm(_first(layer, names)) for names in family.norms)
+        one, two, three, four = (self.norm(first_of(layer, names)) for names in family.norms)
         parallel = family.parallel
         made: FeedForward | Experts | None = None
         if mlp is not None:
-            made = self._experts(mlp, layer) if hasattr(mlp, "experts") else self._feed_forward(mlp)
+            made = experts_of(self, mlp, layer) if hasattr(mlp, "experts") else self.feed_forward(mlp)
+        beside = None
+        if type(layer).__name__ in MIXTURES and hasattr(layer, "experts"):
+            beside = beside_of(self, layer, experts_of(self, layer, layer))
         return Layer(
             mixers=tuple(self._mixers(index)),
             norms=(one, two, three, four),
             parallel=bool(getattr(config, parallel)) if isinstance(parallel, str) else parallel,
             mlp=made,
             residual=float(getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0))),
+            beside=beside,
+            input=layer_input_of(self, layer, index),
+            factor=getattr(layer, "layer_scalar", None),
         )
+
+    def source(self, index: int) -> int | None:
+        """The layer whose keys and values a layer sees: the last one of its kind that has its own; None for itself."""
+        kinds = getattr(self.config, "layer_types", None) or []
+        before = (i for i in range(index - 1, -1, -1) if kinds[i] == kinds[index] and not self._shares(i))
+        return next(before) if self._shares(index) else None
+
+    def _shares(self, index: int) -> bool:
+        return bool(getattr(self.attention(index), "is_kv_shared_layer", False))
 
     def state_net(self, index: int) -> Any:
         """The module of a layer that keeps a state of each sequence; None if there is none."""
@@ -189,142 +206,51 @@ class Description:
     def _mlp(self, layer: Any) -> Any:
         """The feed-forward of a layer, or the mixture of experts; None if it has neither."""
         family = self.family
-        found = _first(layer, family.mlp) if family.mlp else layer
+        found = first_of(layer, family.mlp) if family.mlp else layer
         return found if hasattr(found, "experts") or hasattr(found, family.gate or family.up) else None
 
     def _mixers(self, index: int) -> Iterator[Mixer]:
         net, attention, layer = self.state_net(index), self.attention(index), self.layers[index]
         if net is not None:
-            yield state_mixer(net, layer, self.config, self._linear, self._tensor)
+            yield state_mixer(net, layer, self.config, self.linear, self.tensor)
         if attention is not None:
-            made = self._attention(attention, index)
+            made = attention_of(self, attention, index)
             yield replace(made, out=made.out._replace(factor=float(getattr(layer, "attn_out_multiplier", 1.0))))
 
-    def _attention(self, attention: Any, index: int) -> Attention:
-        family, config = self.family, self.config
-        out, rotary = self._linear(getattr(attention, family.out)), self._rotary(attention, index)
-        qkv: list[Linear] | Latent
-        gate = None
-        if family.latent:
-            size, values = int(attention.qk_head_dim), int(attention.v_head_dim)
-            heads = kv_heads = int(attention.num_heads)
-            qkv = latent_of(attention, self._linear, self._norm)
-            if rotary is None or 2 * len(rotary.frequencies) != attention.qk_rope_head_dim:
-                raise UnknownError("another share of heads is rotated")
-        else:
-            size = values = int(getattr(attention, "head_dim", None) or attention.head_size)
-            heads = out.weight.shape[1] // size
-            kv_heads = getattr(attention, "num_kv_heads", None) or getattr(config, "num_key_value_heads", None) or heads
-            qkv = [self._linear(getattr(attention, name)) for name in family.qkv]
-            if hasattr(attention, "key_multiplier"):  # Falcon H1's
-                qkv = _multiplied(qkv, float(self.layers[index].attention_in_multiplier), attention.key_multiplier)
-            if family.gated:
-                each = torch.arange(2 * heads * size).view(heads, 2, size)  # a head's query, and its gate
-                qkv[0], gate = (some_rows(qkv[0], each[:, part].flatten()) for part in range(2))
-            if family.by_head:  # queries, a key and a value of each
-                each = torch.arange(qkv[0].weight.shape[0]).view(kv_heads, -1, size)
-                qkv = [some_rows(qkv[0], torch.cat([part.flatten() for part in each.tensor_split([-2, -1], 1)]))]
-            if family.parts:  # queries, values and keys of some heads
-                each = torch.arange(qkv[0].weight.shape[0]).view(family.parts, 3, -1)
-                qkv = [some_rows(qkv[0], each[:, [0, 2, 1]].transpose(0, 1).flatten())]
-            if getattr(attention, "clip_qkv", None) or getattr(config, "clip_qkv", None):
-                raise UnknownError("queries, keys and values that are clipped")
-            if sum(one.weight.shape[0] for one in qkv) != (heads + 2 * kv_heads) * size:
-                raise UnknownError("queries, keys and values of other sizes")
-        interleaved = family.interleaved
-        q, k = (self._norm(getattr(attention, name, None), size) for name in family.head_norms)
-        return Attention(
-            heads=heads,
-            kv_heads=kv_heads,
-            size=size,
-            values=values,
-            qkv=qkv,
-            gate=gate,
-            out=out,
-            head_norms=(q, k),
-            rotary=rotary,
-            rotated_first=family.rotated_first,
-            tuning=tuning_of(attention, config),
-            interleaved=bool(getattr(config, interleaved)) if isinstance(interleaved, str) else interleaved,
-            query_scale=float(attention.scaling) if family.scaled_queries else None,
-            sinks=self._tensor(attention.sinks).float() if hasattr(attention, "sinks") else None,
-        )
+    def feed_forward(self, mlp: Any) -> FeedForward:
+        """A feed-forward.
 
-    def _feed_forward(self, mlp: Any) -> FeedForward:
+        Raises:
+            UnknownError: if it is not what the row says.
+        """
         family = self.family
-        up = [self._linear(getattr(mlp, name)) for name in (family.gate, family.up) if name]
-        down, activation = self._linear(getattr(mlp, family.down)), activation_of(mlp)
+        up = [self.linear(getattr(mlp, name)) for name in (family.gate, family.up) if name]
+        down, activation = self.linear(getattr(mlp, family.down)), activation_of(mlp)
         if hasattr(mlp, "gate_multiplier"):  # Falcon H1's
             up[0], down = up[0]._replace(factor=mlp.gate_multiplier), down._replace(factor=mlp.down_multiplier)
             if mlp.gate_multiplier != 1 and activation != Activation.SILU:
                 raise UnknownError("another activation of gates with a factor")
         return FeedForward(up, bool(family.gate), activation, down)
 
-    def _experts(self, mlp: Any, layer: Any) -> Experts:
-        mixture = MIXTURES.get(type(mlp).__name__)
-        if mixture is None:
-            raise UnknownError(type(mlp).__name__)
-        experts, router, biases = mlp.experts, getattr(mlp, mixture.router), None
-        if type(getattr(mlp, "fc1_latent_proj", None)) is nn.Linear:
-            raise UnknownError("experts that read short vectors")
-        if hasattr(experts, "gate_up_proj_bias"):
-            biases = self._tensor(experts.gate_up_proj_bias), self._tensor(experts.down_proj_bias)
-        shared = None
-        beside = next((of for of in (mlp, layer) if getattr(of, mixture.shared, None) is not None), None)
-        if beside is not None:
-            gate = getattr(beside, f"{mixture.shared}_gate", None)
-            shared = self._feed_forward(getattr(beside, mixture.shared)), None if gate is None else self._linear(gate)
-        linear = getattr(router, mixture.logits) if mixture.logits else router
-        bias, gated = getattr(linear, "bias", None), hasattr(experts, "gate_up_proj")
-        return Experts(
-            router=Linear(self._tensor(linear.weight), None if bias is None else self._tensor(bias)),
-            up=self._of_experts(experts, experts.gate_up_proj if gated else experts.up_proj),
-            down=self._of_experts(experts, experts.down_proj),
-            biases=biases,
-            gated=gated,
-            interleaved=not getattr(experts, "is_concatenated", True),
-            activation=Activation.SILU if mixture.clamped else activation_of(experts),
-            limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
-            picks=int(router.top_k),
-            routing=routing_of(mlp, router, mixture, self._tensor),
-            weighs_inputs=mixture.weighs_inputs,
-            shared=shared,
-        )
+    def norm(self, norm: Any, size: int = 0) -> Norm | None:
+        """A norm, of that many entries if it has no weights; None for none.
 
-    def _of_experts(self, experts: Any, parameter: nn.Parameter) -> Weight:
-        """[experts, outputs, inputs]; weights in few bits always are."""
-        weight = self._weight(parameter)
-        if isinstance(weight, torch.Tensor) and turned(experts):
-            return weight.transpose(1, 2)
-        return weight
-
-    def _rotary(self, attention: Any, index: int) -> Rotary | None:
-        if getattr(attention, "rotary_dim", None):  # GPT-J's
-            return plain_rotary(10000.0, attention.rotary_dim // 2)
-        rotary = _first(self.inner, "rotary_emb pos_emb")
-        if rotary is None or not getattr(attention, self.family.rotates, True):
-            return None
-        kinds = getattr(self.config, "layer_types", None)
-        found = rotary_of(rotary, getattr(attention, "layer_type", None) or (kinds[index] if kinds else None))
-        if found is None:
-            raise UnknownError("a rotary embedding of another kind")
-        return found
-
-    def _norm(self, norm: Any, size: int = 0) -> Norm | None:
-        """A norm; of that many entries if it has no weights."""
+        Raises:
+            UnknownError: if it is of another kind.
+        """
         if norm is None or type(norm) is nn.Identity:
             return None
         name = type(norm).__name__
         if type(norm) is nn.LayerNorm:
-            weight, bias = (None if p is None else self._tensor(p).float() for p in (norm.weight, norm.bias))
+            weight, bias = (None if p is None else self.tensor(p).float() for p in (norm.weight, norm.bias))
             return Norm(weight, bias, norm.eps, centred=True)
         if name == "NemotronLayerNorm1P":
-            return Norm(1 + self._tensor(norm.weight).float(), self._tensor(norm.bias).float(), norm.eps, centred=True)
-        if name == "Llama4TextL2Norm":
+            return Norm(1 + self.tensor(norm.weight).float(), self.tensor(norm.bias).float(), norm.eps, centred=True)
+        if name == "Llama4TextL2Norm" or not getattr(norm, "with_scale", True):
             return Norm(torch.ones(size), None, norm.eps, centred=False)
         if name == "OlmoLayerNorm":
             return Norm(torch.ones(*norm.normalized_shape), None, 1e-5, centred=True)
-        weight = self._tensor(norm.weight).float()
+        weight = self.tensor(norm.weight).float()
         if name in _ADDED_TO_ONE:
             return Norm(1 + weight, None, norm.eps, centred=False)
         if name.endswith("RMSNorm"):
@@ -334,26 +260,33 @@ class Description:
             return Norm(weight, None, norm.variance_epsilon, centred=True)
         raise UnknownError(f"norm {name}")
 
-    def _linear(self, module: Any) -> Linear:
+    def linear(self, module: Any) -> Linear:
+        """A linear layer.
+
+        Raises:
+            UnknownError: if it is of another kind.
+        """
         transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
         if type(module) is not nn.Linear and type(module).__name__ != "FalconLinear" and not transposed:
             raise UnknownError(f"linear layer {type(module).__name__}")
-        bias = None if module.bias is None else self._tensor(module.bias)
-        weight = self._weight(module.weight)
+        bias = None if module.bias is None else self.tensor(module.bias)
+        weight = self.weight(module.weight)
         if isinstance(weight, Quantized):
             return Linear(weight, bias)
         if weight.dtype not in STORAGE:
             raise UnknownError(f"weights in {weight.dtype}")
         return Linear(weight.t() if transposed else weight, bias)
 
-    def _weight(self, parameter: nn.Parameter) -> Weight:
+    def weight(self, parameter: nn.Parameter) -> Weight:
+        """The weight of a parameter, which is described by that."""
         self.used.add(id(parameter))
         if self.table is not None and self.table[0] is parameter:
             return self.table[1]
         return self.read(parameter)
 
-    def _tensor(self, parameter: nn.Parameter) -> torch.Tensor:
-        return whole(self._weight(parameter))
+    def tensor(self, parameter: nn.Parameter) -> torch.Tensor:
+        """The same as a tensor, in float32 if it is kept in few bits."""
+        return whole(self.weight(parameter))
 
     def check(self) -> None:
         """Describe all of the model.
@@ -365,7 +298,7 @@ class Description:
             if getattr(self.config, name, None) == value:
                 raise UnknownError(name)
         described: list[object] = [self.embedding, self.embedding_norm, self.positions, self.final, self.head]
-        described += [self.layer(index) for index in range(len(self.layers))]
+        described += [self.layer_inputs, *(self.layer(index) for index in range(len(self.layers)))]
         for name, parameter in self.model.named_parameters():
             if id(parameter) not in self.used:
                 raise UnknownError(name)
@@ -406,21 +339,9 @@ def _module(module: Any, path: str) -> Any:
     return module
 
 
-def _first(layer: Any, names: str | None) -> Any:
-    """The first of the modules of these names that a layer has; None if it has none."""
-    return next((found for name in (names or "").split() if (found := getattr(layer, name, None)) is not None), None)
-
-
 def has_description(model: Any) -> bool:
     """Whether programs can be built of a model, whose parameters may be on `meta`."""
     return describe(model) is not None
-
-
-def _multiplied(qkv: list[Linear], read: float, keys: float) -> list[Linear]:
-    """Queries, keys and values whose inputs are multiplied by a factor, and keys by another one."""
-    if read != 1 and any(one.bias is not None for one in qkv):
-        raise UnknownError("a bias of what reads multiplied rows")
-    return [one._replace(factor=read * of) for one, of in zip(qkv, (1.0, float(keys), 1.0), strict=True)]
 
 
 class States(NamedTuple):
@@ -429,18 +350,21 @@ class States(NamedTuple):
     Attributes:
         shapes: the modules that do, and what they keep.
         alone: layers without an attention and without such a module.
+        sharing: layers that see the keys and values of an earlier one, and keep none.
     """
 
     shapes: dict[Any, StateShape]
     alone: frozenset[int]
+    sharing: frozenset[int]
 
 
 def states_of(model: Any) -> States:
     """The modules of a model that keep states of sequences."""
     found = describe(model)
     if found is None:
-        return States({}, frozenset())
+        return States({}, frozenset(), frozenset())
     layers = range(len(found.layers))
     nets = [found.state_net(i) for i in layers]
     shapes = {net: shape for net in nets if (shape := state_shape_of(net)) is not None}
-    return States(shapes, frozenset(i for i in layers if nets[i] is None and found.attention(i) is None))
+    alone = frozenset(i for i in layers if nets[i] is None and found.attention(i) is None)
+    return States(shapes, alone, frozenset(i for i in layers if found.source(i) is not None))

@@ -24,6 +24,7 @@ class Family(NamedTuple):
         by_head: whether a joined query, key and value goes by key heads: each has its queries, its key and its value
             behind each other.
         parts: as how many parts a joined one goes, each with queries, values and keys of its heads; 0 for none.
+        sized_by_layer: whether attentions have key heads of their own number, which `num_key_value_groups` tells.
         out: what follows the attention.
         head_norms: norms of queries and keys, as far as a model has them.
         rotated_first: whether they come after the rotation.
@@ -55,6 +56,7 @@ class Family(NamedTuple):
     gated: bool = False
     by_head: bool = False
     parts: int = 0
+    sized_by_layer: bool = False
     out: str = "o_proj"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
     rotated_first: bool = False
@@ -145,6 +147,8 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family(norms=_BOTH_SIDES),
     "Gemma3ForCausalLM": Family(norms=_BOTH_SIDES),
     "VaultGemmaForCausalLM": Family(norms=("input_layernorm", None, "pre_feedforward_layernorm", None)),
+    "Gemma4ForCausalLM": Family(norms=_BOTH_SIDES, sized_by_layer=True),
+    "Gemma4UnifiedForCausalLM": Family(norms=_BOTH_SIDES, sized_by_layer=True),
     "MinistralForCausalLM": Family(),
     "SeedOssForCausalLM": Family(),
     "CwmForCausalLM": Family(),
@@ -264,3 +268,8 @@ FAMILIES = {
         norms=("self_attn_layer_norm", None, "final_layer_norm", None),
     ),
 }
+
+
+def first_of(module: Any, names: str | None) -> Any:
+    """The first of the modules of these names that a module has; None if it has none."""
+    return next((found for name in (names or "").split() if (found := getattr(module, name, None)) is not None), None)

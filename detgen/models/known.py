@@ -118,6 +118,8 @@ def _folder(name: str, place: Path) -> Known:
 def kv_of(settings: Mapping[str, Any]) -> int | None:
     """Bytes of keys and values of a token, in float32, by the settings of a model; None if they do not say."""
     text = settings.get("text_config") or settings
+    if any(text.get(name) for name in ("per_layer_config", "global_head_dim")):
+        return _by_layer(text)
     layers = _with_keys(text)
     if not layers:
         return layers
@@ -131,6 +133,20 @@ def kv_of(settings: Mapping[str, Any]) -> int | None:
     elif text.get("multi_query"):
         kept = 1
     return _kv(layers, heads, _number(text, "hidden_size", "n_embd", "d_model"), _number(text, "head_dim"), kept)
+
+
+def _by_layer(settings: Mapping[str, Any]) -> int | None:
+    """The same where some layers have key heads of their own, as Gemma 4's; the last ones may keep nothing."""
+    kinds, found = settings.get("layer_types") or [], 0
+    listed = settings.get("per_layer_config") or {}
+    for i, kind in enumerate(kinds[: len(kinds) - _number(settings, "num_kv_shared_layers")]):
+        own = listed.get(str(i), {})
+        if not listed and kind == "full_attention":
+            kept = settings.get("num_global_key_value_heads") if settings.get("attention_k_eq_v") else None
+            own = {"head_dim": settings["global_head_dim"], "num_key_value_heads": kept}
+        heads, size = (_number(own, name) or _number(settings, name) for name in ("num_key_value_heads", "head_dim"))
+        found += 2 * 4 * heads * size
+    return found or None
 
 
 def _number(settings: Mapping[str, Any], *names: str) -> int:

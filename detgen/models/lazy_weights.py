@@ -198,7 +198,11 @@ def _plain(tensor: Tensor) -> bool:
 
 # Modules that round what a module in them reads to the number format of its weights, and that one's name.
 _ROUNDING = {"NemotronHBlock": "norm", "Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head"}
-_LIKE_ROUTERS = "shared_expert_gate", "gate.wg"  # ends of names of linear layers that are never in few bits
+_LIKE_ROUTERS = (
+    "shared_expert_gate",
+    "gate.wg",
+    "router.proj",
+)  # ends of names of linear layers that are never in few bits
 
 
 @contextmanager

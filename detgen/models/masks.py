@@ -64,6 +64,9 @@ class Mask:
         raise UnknownMaskError("it computes with the mask of its attention")
 
     def __getitem__(self, index: Any) -> Any:
+        """Itself, where all of a mask is taken."""
+        if isinstance(index, tuple) and all(each in (slice(None), slice(0, None)) for each in index):
+            return self
         raise UnknownMaskError("it computes with the mask of its attention")
 
     def to(self, *_: Any) -> Mask:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from detgen.models.parts import UnknownError
-from detgen.program.operands import Scoring
+from detgen.models.activations import activation_of
+from detgen.models.parts import Experts, Linear, Norm, UnknownError
+from detgen.models.stored import Weight, turned
+from detgen.program.operands import Activation, Scoring
+
+if TYPE_CHECKING:
+    from detgen.models.description import Description
 
 
 class Mixture(NamedTuple):
@@ -34,7 +39,7 @@ class Mixture(NamedTuple):
     clamped: bool = False
 
 
-# By the classes of mixtures, whose experts have joined gates.
+# By the classes of mixtures, or of layers that have one beside a feed-forward; experts have joined gates.
 MIXTURES = {
     "MixtralSparseMoeBlock": Mixture(),
     "Qwen2MoeSparseMoeBlock": Mixture(),
@@ -62,11 +67,61 @@ MIXTURES = {
     "GraniteMoeHybridMoE": Mixture(router="router", scoring=Scoring.OVER_PICKS, shared="shared_mlp"),
     "NemotronHMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Lfm2MoeSparseMoeBlock": Mixture(scoring=Scoring.SIGMOIDS, added=1e-6),
+    "Gemma4TextDecoderLayer": Mixture(router="router", logits="proj"),
     "GptOssMLP": Mixture(router="router", scoring=Scoring.OVER_PICKS, clamped=True),
 }
 
 
-def routing_of(mlp: Any, router: Any, mixture: Mixture, tensor: Callable[[Any], torch.Tensor]) -> dict[str, Any]:
+def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
+    """A mixture of experts, the module of which may be the layer itof.
+
+    Raises:
+        UnknownError: if there is no row for it, or it is not what that says.
+    """
+    mixture = MIXTURES.get(type(mlp).__name__)
+    if mixture is None:
+        raise UnknownError(type(mlp).__name__)
+    experts, router, biases = mlp.experts, getattr(mlp, mixture.router), None
+    if type(getattr(mlp, "fc1_latent_proj", None)) is nn.Linear:
+        raise UnknownError("experts that read short vectors")
+    if hasattr(experts, "gate_up_proj_bias"):
+        biases = of.tensor(experts.gate_up_proj_bias), of.tensor(experts.down_proj_bias)
+    shared = None
+    beside = next((each for each in (mlp, layer) if getattr(each, mixture.shared, None) is not None), None)
+    if beside is not None:
+        gate = getattr(beside, f"{mixture.shared}_gate", None)
+        shared = of.feed_forward(getattr(beside, mixture.shared)), None if gate is None else of.linear(gate)
+    linear, routed = getattr(router, mixture.logits) if mixture.logits else router, None
+    if hasattr(router, "scalar_root_size"):  # Gemma 4's
+        weight = of.tensor(router.scale).float() * router.scalar_root_size
+        routed = Norm(weight, None, router.norm.eps, centred=False)
+    bias, gated = getattr(linear, "bias", None), hasattr(experts, "gate_up_proj")
+    return Experts(
+        router=Linear(of.tensor(linear.weight), None if bias is None else of.tensor(bias)),
+        up=_weights(of, experts, experts.gate_up_proj if gated else experts.up_proj),
+        down=_weights(of, experts, experts.down_proj),
+        biases=biases,
+        gated=gated,
+        interleaved=not getattr(experts, "is_concatenated", True),
+        activation=Activation.SILU if mixture.clamped else activation_of(experts),
+        limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
+        picks=int(getattr(router, "top_k", None) or of.config.top_k_experts),
+        routing=_routing(mlp, router, mixture, of.tensor),
+        weighs_inputs=mixture.weighs_inputs,
+        shared=shared,
+        routed=routed,
+    )
+
+
+def _weights(of: Description, experts: Any, parameter: nn.Parameter) -> Weight:
+    """[experts, outputs, inputs]; weights in few bits always are."""
+    weight = of.weight(parameter)
+    if isinstance(weight, torch.Tensor) and turned(experts):
+        return weight.transpose(1, 2)
+    return weight
+
+
+def _routing(mlp: Any, router: Any, mixture: Mixture, tensor: Callable[[Any], torch.Tensor]) -> dict[str, Any]:
     """The fields of `Route` that say how a mixture's router chooses.
 
     Args:
@@ -95,6 +150,8 @@ def routing_of(mlp: Any, router: Any, mixture: Mixture, tensor: Callable[[Any], 
     if bias is not None:
         numbers = tensor(bias) if isinstance(bias, nn.Parameter) else bias.detach()
         found |= {"correction": numbers.float().flatten()}
+    if hasattr(router, "per_expert_scale"):
+        found |= {"factors": tensor(router.per_expert_scale).float()}
     if scoring != Scoring.SIGMOIDS:
         return found
     groups, names = int(getattr(router, "num_group", 1)), ("routed_scaling_factor", "router_scaling_factor")

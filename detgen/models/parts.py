@@ -107,6 +107,7 @@ class Experts:
         weighs_inputs: whether the weights of a row multiply what its experts read, not what they give.
         shared: a feed-forward that all rows take, and the linear layer of one output by whose sigmoid its results are
             multiplied, or None; None for none.
+        routed: norm of what the router reads instead of what the experts read; None for no other.
     """
 
     router: Linear
@@ -121,6 +122,7 @@ class Experts:
     routing: dict[str, Any]
     weighs_inputs: bool
     shared: tuple[FeedForward, Linear | None] | None
+    routed: Norm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +135,11 @@ class Attention:
         size: entries of a query or a key.
         values: entries of a value.
         qkv: linear layers of queries, keys and values, or one for all; or where they come from.
+        source: the layer whose keys and values are seen; then `qkv` gives queries alone. None for its own.
         gate: of what follows it: the linear layer by the sigmoid of whose results its own are multiplied; None for
             none.
         out: what follows it.
-        head_norms: of queries and of keys, each of a head, or of all heads together; None for none.
+        head_norms: of queries, keys and values, each of a head, or of all heads together; None for none.
         rotary: how heads are rotated; None for not at all.
         rotated_first: whether the norms come after that.
         tuning: of queries; None for none.
@@ -152,13 +155,14 @@ class Attention:
     qkv: list[Linear] | Latent
     gate: Linear | None
     out: Linear
-    head_norms: tuple[Norm | None, Norm | None]
+    head_norms: tuple[Norm | None, Norm | None, Norm | None]
     rotary: Rotary | None
     rotated_first: bool
     tuning: Tuning | None
     interleaved: bool
     query_scale: float | None
     sinks: torch.Tensor | None
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,63 @@ Mixer: TypeAlias = Attention | DeltaNet | ShortConvolution | Mamba
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """A mixture of experts beside a feed-forward: the results of both are normed, and added.
+
+    Attributes:
+        experts: read what the feed-forward reads, before its norm.
+        before: norm of that for the experts.
+        after: norms of the feed-forward's results and of theirs.
+    """
+
+    experts: Experts
+    before: Norm
+    after: tuple[Norm, Norm]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """What a token gives to each layer by itself, beside its embedding.
+
+    A layer's vector is the normed one that a linear layer makes of the embedding, and the entry of a table, added.
+
+    Attributes:
+        table: [vocabulary, layers * size].
+        factor: of its entries.
+        linear: gives [layers * size] of the embedding.
+        norm: of each layer's part of that.
+        scale: of the sums.
+    """
+
+    table: Weight
+    factor: float
+    linear: Linear
+    norm: Norm
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInput:
+    """How a layer takes its vector of those: a gate of what it has so far opens it, and the result is added to that.
+
+    Attributes:
+        at: where the layer's vector begins.
+        width: entries of all layers' vectors.
+        gate: a linear layer of the hidden state.
+        activation: of its results.
+        out: a linear layer of the products.
+        norm: of its results.
+    """
+
+    at: int
+    width: int
+    gate: Linear
+    activation: Activation
+    out: Linear
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """A layer.
 
@@ -262,6 +323,9 @@ class Layer:
         parallel: see `Family`.
         mlp: the feed-forward; None for none.
         residual: factor of what the mixers and the feed-forward add.
+        beside: experts beside the feed-forward; None for none.
+        input: how it takes what the token gives it; None where tokens give nothing.
+        factor: [1], of all that the layer leaves; None for none.
     """
 
     mixers: tuple[Mixer, ...]
@@ -269,6 +333,9 @@ class Layer:
     parallel: bool
     mlp: FeedForward | Experts | None
     residual: float
+    beside: Beside | None = None
+    input: LayerInput | None = None
+    factor: torch.Tensor | None = None
 
 
 def some_rows(linear: Linear, rows: torch.Tensor | slice) -> Linear:

@@ -13,6 +13,7 @@ from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import STORAGE, Form, Quantized
 from detgen.kernels.decoder import KVBuffers
 from detgen.models.description import describe
+from detgen.models.layer_input_steps import LayerInputsSteps
 from detgen.models.layer_steps import LayerSteps
 from detgen.models.memory import give_back
 from detgen.models.parts import Attention, Linear
@@ -63,6 +64,8 @@ class ProgramBuilder:
         self._embedding_factor, norm = described.embedding_factor, described.embedding_norm
         self._embedding_norm = None if norm is None else NormParts.of(norm, keep)
         self._places = None if places is None else (keep(places[0]), places[1])
+        inputs = described.layer_inputs
+        self._inputs = None if inputs is None else LayerInputsSteps(inputs, form, keep)
         self._hidden = Buffer("hidden", embedding.shape[1])
         final, head = described.final, described.head
         self._final = None if final is None else NormParts.of(final, keep)
@@ -78,9 +81,11 @@ class ProgramBuilder:
         self.outputs = self._hidden.width if head is None else head.weight.shape[0]
         described.release_head()
         described.table = None
-        del embedding, head
+        del embedding, head, inputs
         self.group = 1
         self._layers: list[LayerSteps] = []
+        sources = [described.source(i) for i in range(len(described.layers))]
+        self._sources = [i if source is None else source for i, source in enumerate(sources)]
         freed = 0
         # Each layer is released before the next is built, so that memory holds at most one of them twice.
         for i in range(len(described.layers)):
@@ -150,13 +155,15 @@ class ProgramBuilder:
             program.add(
                 steps.EmbedPositions(name="embed_positions", table=places, storage=storage, offset=offset, to=to)
             )
-        for i, layer in enumerate(self._layers):
+        if self._inputs is not None:
+            self._inputs.build(program, hidden)
+        for i, (layer, source) in enumerate(zip(self._layers, self._sources, strict=True)):
             if i == inject:
                 program.add(steps.Copy(name=f"layers.{i}, state added", x=self.states, to=Into(hidden, add=True)))
             if i == extract:
                 program.add(steps.Copy(name=f"layers.{i}, input kept", x=hidden, to=Into(self.extracted)))
             states = None if self._cache.states is None else self._cache.states.layers[i]
-            entries = Entries(self._cache.keys[i], self._cache.values[i], states)
+            entries = Entries(self._cache.keys[source], self._cache.values[source], states)
             layer.build(program, f"layers.{i}", self._angles, entries, last=i == len(self._layers) - 1)
         x, out = Buffer("wanted hidden", hidden.width), self.out(scored)
         if self._final is not None:

@@ -81,6 +81,9 @@ def _frequencies(settings: dict[str, Any], type_: str, n: int) -> np.ndarray | N
         found = _yarn(found, base, settings)
     elif type_ == "longrope":  # within the original context, where passes stay
         found = one / (np.array(settings["short_factor"], dtype=np.float32) * (one / found))
+    elif type_ == "proportional":  # the fastest ones of all entries; the others are not rotated
+        turned = int(settings.get("partial_rotary_factor", 1.0) * n)
+        found = np.where(np.arange(n) < turned, found / np.float32(settings.get("factor", 1.0)), np.float32(0))
     elif type_ not in ("default", "dynamic"):
         return None
     if "frequency_factors" in settings:  # of a GGUF file

@@ -5,6 +5,7 @@ Modules made of it again read like the model to whoever describes it, without tr
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -56,7 +57,7 @@ def _taken(module: nn.Module, parameters: dict[nn.Parameter, int], configs: dict
     taken["buffers"] = {
         name: buffer.tolist()
         for name, buffer in module.named_buffers(recurse=False)
-        if buffer.dtype == torch.float32 and buffer.ndim == 1 and buffer.numel() <= _LARGEST
+        if buffer.dtype.is_floating_point and buffer.ndim <= 1 and buffer.numel() <= _LARGEST
     }
     taken["parameters"] = {
         name: None if parameter is None else parameters.setdefault(parameter, len(parameters))
@@ -69,8 +70,10 @@ def _taken(module: nn.Module, parameters: dict[nn.Parameter, int], configs: dict
 
 
 def _values(config: Any) -> dict[str, Any]:
-    names = {*config.to_dict(), *getattr(config, "attribute_map", ())}
-    values = {name: getattr(config, name, None) for name in sorted(names)}
+    values = {}
+    for name in sorted({*config.to_dict(), *getattr(config, "attribute_map", ())}):
+        with suppress(RuntimeError):  # where layers have numbers of their own
+            values[name] = getattr(config, name, None)
     return {name: value for name, value in values.items() if _is_plain(value)}
 
 

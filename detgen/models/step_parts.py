@@ -100,6 +100,32 @@ class NormParts(NamedTuple):
         return steps.Norm(name=name, wanted=wanted, x=x, to=to, at=at, own=self.weight.ndim == 2, **self._asdict())
 
 
+class Branch(NamedTuple):
+    """Where the results of an attention or a feed-forward go.
+
+    Attributes:
+        into: takes them.
+        norm: that they go through; None for none.
+        wanted: whether they are those of the wanted rows.
+    """
+
+    into: Into
+    norm: NormParts | None
+    wanted: bool
+
+    @property
+    def before(self) -> Buffer:
+        """Takes results that go through something else first."""
+        return Buffer("branch", self.into.buffer.width)
+
+    def add(self, program: Program, name: str, weight: Weight, x: Buffer) -> None:
+        """Append the linear layer whose results they are."""
+        to = self.into if self.norm is None else Into(self.before)
+        program.add(steps.Linear(name=name, wanted=self.wanted, x=x, to=to, weight=weight))
+        if self.norm is not None:
+            program.add(self.norm.step(f"{name}, normed", self.before, self.into, wanted=self.wanted))
+
+
 def joint(linears: list[Linear], form: Form, keep: Keep, *, gated: bool = False) -> Weight:
     """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
 

@@ -277,7 +277,10 @@ def fill(model: Any, read: Read, dtype: torch.dtype | None = None) -> None:
 
 
 def without_weights(config: Any, dtype: torch.dtype) -> PreTrainedModel:
-    """A decoder whose parameters are on `meta`, and have that number format; its buffers are there, in their own."""
+    """A decoder whose parameters are on `meta`, and have that number format; its buffers are there, in their own.
+
+    Single numbers, by which embeddings are multiplied, are rounded to it, as transformers does.
+    """
     from accelerate import init_empty_weights
 
     from detgen.models.wrappers import auto_class
@@ -287,5 +290,8 @@ def without_weights(config: Any, dtype: torch.dtype) -> PreTrainedModel:
         model: PreTrainedModel = auto_class(config).from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
+    for buffer in model.buffers():
+        if buffer.is_floating_point() and not buffer.ndim:
+            buffer.data = buffer.data.to(dtype)
     model.tie_weights()  # which making them empty undoes
     return model

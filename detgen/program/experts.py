@@ -38,6 +38,7 @@ class Route(Step):
         best_groups: how many groups are the best ones.
         of_group: how many of a group's largest scores are added up to compare it with others, 1 or 2.
         factor: of the weights.
+        factors: [experts], of each expert's, after that; None for none.
         added: to the sum of sigmoids that weights are divided by.
     """
 
@@ -50,6 +51,7 @@ class Route(Step):
     best_groups: int = 1
     of_group: int = 1
     factor: float = 1.0
+    factors: Floats | None = None
     added: float = 1e-20
 
     def _faults(self) -> Iterator[str]:
@@ -57,6 +59,7 @@ class Route(Step):
         if self.to.width % 2 or not 1 <= picks <= min(self.x.width, MOST_PICKS):
             yield f"{self.to} holds no routes to some of {self.x.width} experts, {MOST_PICKS} at most"
         yield from shaped("correction", self.correction, (self.x.width,))
+        yield from shaped("factors", self.factors, (self.x.width,))
         if self.x.width > MOST_EXPERTS:
             yield f"{self.x} has more than {MOST_EXPERTS} experts"
         if self.scoring == Scoring.OVER_PICKS and not self.normalized:

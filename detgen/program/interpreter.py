@@ -244,6 +244,8 @@ def _rotate(step: steps.Rotate, at: Pass) -> None:
     if step.factors is not None:
         heads[:, : cache.heads] *= step.factors[rows.positions][:, None, None]
     keys = heads[:, cache.heads :]
+    if not keys.shape[1]:  # queries alone
+        return
     cache.keys[rows.places // PAGE, :, :, rows.places % PAGE] = bounded(keys).to(cache.keys)
     values = bounded(values.unflatten(1, (-1, cache.values)))
     cache.kept[rows.places // PAGE, :, rows.places % PAGE] = values.to(cache.kept)
@@ -418,6 +420,8 @@ def _route(step: Route, at: Pass) -> None:
         weights = weights / together[:, None]
     if step.factor != 1:
         weights = weights * number(step.factor)
+    if step.factors is not None:
+        weights = weights * step.factors[experts]
     at[step.to].copy_(torch.stack([experts.float(), weights], -1).flatten(1))
 
 
@@ -456,7 +460,8 @@ def _combine(step: Combine, at: Pass) -> None:
 
 @compute.register
 def _gate(step: steps.Gate, at: Pass) -> None:
-    at.put(step.to, at[step.x] * FUNCTIONS[step.function](at[step.gates]))
+    x = at[step.x][:, step.at : step.at + step.to.buffer.width]
+    at.put(step.to, x * FUNCTIONS[step.function](at[step.gates]))
 
 
 # Rows by themselves

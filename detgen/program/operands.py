@@ -231,10 +231,11 @@ class Cache:
     storage: Storage = Storage.FLOAT
 
     def faults(self, qkv: Buffer) -> Iterator[str]:
-        """What does not fit, with a buffer of queries, keys and values."""
+        """What does not fit, with a buffer of queries, keys and values, or of queries alone."""
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             yield f"{self.heads} query heads cannot share {self.kv_heads} key heads"
-        yield from wide(qkv, (self.heads + self.kv_heads) * self.size + self.kv_heads * self.values)
+        if qkv.width != self.heads * self.size:
+            yield from wide(qkv, (self.heads + self.kv_heads) * self.size + self.kv_heads * self.values)
         if self.storage not in (Storage.FLOAT, Storage.BFLOAT):
             yield f"keys and values in {self.storage.name}"
             return

@@ -214,14 +214,15 @@ class Rotate(Step):
     """Rotates queries and keys in place, and stores keys and values, bounded.
 
     Attributes:
-        qkv: queries, keys and values of a row, one behind the other.
+        qkv: queries, keys and values of a row, one behind the other; or queries alone, whose keys and values an earlier
+            layer has stored.
         cache: where keys and values are stored.
         turned: entries of a head that are rotated; 0 for none.
         interleaved: whether entries 2 i and 2 i + 1 are rotated together, instead of i and turned / 2 + i.
         cosines: [positions, turned / 2].
         sines: likewise.
         factors: [positions], of queries, once they are rotated; None for none.
-        last: whether rows whose keys are not finite are noted.
+        last: whether rows whose keys are not finite are noted; not with queries alone.
     """
 
     _written = "qkv"
@@ -313,24 +314,28 @@ class Take(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gate(Step):
-    """Rows times a function of gates of their own.
+    """Entries of rows times a function of gates of their own.
 
     Attributes:
         x: is read.
+        at: its first entry that is.
         gates: [1], one for all entries of a row, or one for each.
         to: takes the products.
         function: of the gates.
     """
 
     x: Buffer
+    at: int = 0
     gates: Buffer
     to: Into
     function: Activation = Activation.SIGMOID
 
     def _faults(self) -> Iterator[str]:
+        width = self.to.buffer.width
         if self.gates.width != 1:
-            yield from wide(self.gates, self.x.width)
-        yield from wide(self.to.buffer, self.x.width)
+            yield from wide(self.gates, width)
+        if not 0 <= self.at <= self.x.width - width:
+            yield f"{width} entries from {self.at} on go beyond {self.x}"
         if self.function not in (Activation.NONE, Activation.SIGMOID, Activation.SILU):
             yield f"a gate by {self.function.name}"
 

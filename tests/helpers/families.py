@@ -160,6 +160,18 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
         **{"key_multiplier": 0.4, "attention_out_multiplier": 0.9, "attention_in_multiplier": 1.2},
         **{"ssm_multipliers": [0.7, 0.5, 0.4, 0.6, 0.9], "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.3},
     ),
+    "gemma4_text": lambda: hf.Gemma4TextConfig(  # layers that see the keys of others, and read more of each token
+        **{**LLAMA, "num_hidden_layers": 5, "head_dim": 20, "global_head_dim": 26, "sliding_window": WINDOW},
+        **{"layer_types": [*MIXED[:2], *MIXED[:2], "full_attention"], "num_kv_shared_layers": 3},
+        **{"hidden_size_per_layer_input": 14, "vocab_size_per_layer_input": 320, "use_double_wide_mlp": True},
+        final_logit_softcapping=30.0,
+    ),
+    "gemma4_experts": lambda: hf.Gemma4TextConfig(  # beside feed-forwards; values that are keys
+        **{**LLAMA, "head_dim": 18, "global_head_dim": 26, "sliding_window": WINDOW, "num_hidden_layers": 4},
+        **{"layer_types": [*MIXED, "full_attention"], "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        **{"enable_moe_block": True, "num_experts": 5, "top_k_experts": 3, "moe_intermediate_size": 40},
+        hidden_size_per_layer_input=0,
+    ),
     "gpt_oss": lambda: hf.GptOssConfig(
         **{**LLAMA, "head_dim": 18, "sliding_window": WINDOW, "num_local_experts": 5, "num_experts_per_tok": 3},
         rope_parameters={

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from detgen import Engine, EngineError
+from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.engine import model_pair
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.models import keeping
@@ -77,6 +77,23 @@ def test_bits_are_the_same(name: str, tmp_path: Path, loaded: list[LoadedModel])
         assert kept(loaded) == again
 
 
+@pytest.mark.parametrize("family", ["gemma3", "gemma4_text"])
+def test_numbers_in_16_bits(family: str, loaded: list[LoadedModel], random_model: Callable[..., Path]) -> None:
+    """Factors of embeddings, and of layers, as the model's own forward has them, when they are kept as well."""
+    config = DESCRIBED[family]()
+    config.hidden_size = 72  # whose root has more than 8 bits
+    config.dtype = torch.bfloat16
+    folder = random_model(config)
+    found = []
+    for again in (False, True):
+        made = Engine(target=folder, drafter="none", kv_memory=8 << 20)
+        found.append(made.generate([Request(0, 0, token_ids=(5, 6, 7), params=SamplingParams(logprobs=1))])[0])
+        assert kept(loaded) == (again and family == "gemma3")  # Gemma 4 keeps numbers beside its parameters
+        described = describe(loaded[-1].model)
+        assert described is None or described.embedding_factor == 8.5
+    assert found[0] == found[1]
+
+
 def of_parts(described: Any, names: dict[int, str]) -> Any:
     """A description that can be compared: parameters by their names."""
     if isinstance(described, torch.Tensor):
@@ -97,7 +114,7 @@ def all_of(model: nn.Module) -> list[Any]:
     held = {id(p): p for p in model.parameters()}
     found.read = lambda parameter, rows=slice(None): held[id(parameter)]  # type: ignore[assignment]
     names = {id(p): name for name, p in model.named_parameters()}
-    parts = [found.embedding, found.embedding_factor, found.positions, found.final, found.head]
+    parts = [found.embedding, found.embedding_factor, found.positions, found.layer_inputs, found.final, found.head]
     parts += [found.head_factor, found.softcap, *(found.layer(i) for i in range(len(found.layers)))]
     return [of_parts(part, names) for part in parts]
 

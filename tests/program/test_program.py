@@ -85,6 +85,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "width written": (lambda: build(linear(to=Into(X))), r"40 results from 0 on go beyond x\[20\]"),
     "written before": (lambda: build(linear(to=Into(WIDE), at=-1)), "40 results from -1 on go beyond"),
     "written too far": (lambda: build(linear(to=Into(WIDE), at=41)), r"40 results from 41 on go beyond wide\[80\]"),
+    "gated too far": (
+        lambda: build(steps.Gate(name="g", x=X, at=1, gates=X, to=Into(X))),
+        r"20 entries from 1 on go beyond x\[20\]",
+    ),
     "a gap": (
         lambda: build(linear(to=Into(WIDE)), linear(to=Into(WIDE), at=39)),
         r"writes wide\[80\] from 39 on, which",

@@ -79,6 +79,7 @@ static void route(const Route *s, float *x, float *routes) {
     for (int64_t p = 0; p < picks; p++) {
         float weight = s->normalized ? x[taken[p]] / sum : x[taken[p]];
         if (s->factor != 1.0) weight *= (float)s->factor;
+        if (s->factors) weight *= s->factors[taken[p]];
         routes[2 * p] = (float)taken[p];
         routes[2 * p + 1] = weight;
     }

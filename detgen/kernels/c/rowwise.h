@@ -146,16 +146,19 @@ INLINE void keep_row(const int storage, const Cache *c, int64_t place, const flo
             keep(storage, c->kept, ((page + h) * PAGE + at) * c->values + i, v[h * c->values + i], most);
 }
 
-/* Rotates the queries and keys of a row in place and stores its keys and values; whether all keys are finite. */
+/* Rotates the queries and keys of a row in place and stores its keys and values; whether all keys are finite. There may be
+ * queries alone. */
 static int rotate_row(const Rotate *s, const Pass *pass, int64_t row, float *x) {
     const Cache *c = &s->cache;
+    const int alone = s->qkv.width == c->heads * c->size;
     const float *k = x + c->heads * c->size, *v = k + c->kv_heads * c->size, most = (float)pass->most;
     int finite = 1;
     if (s->turned)
-        for (int64_t h = 0; h < c->heads + c->kv_heads; h++)
+        for (int64_t h = 0; h < c->heads + (alone ? 0 : c->kv_heads); h++)
             rotate(s, pass->positions[row], x + h * c->size, x + h * c->size);
     if (s->factors)
         for (int64_t i = 0; i < c->heads * c->size; i++) x[i] *= s->factors[pass->positions[row]];
+    if (alone) return finite;
     for (int64_t i = 0; i < c->kv_heads * c->size; i++) finite &= k[i] - k[i] == 0;
     if (c->storage == BFLOAT) keep_row(BFLOAT, c, pass->places[row], k, v, most);
     else keep_row(FLOAT, c, pass->places[row], k, v, most);
@@ -214,11 +217,11 @@ static int watch_row(const Watch *s, const float *x) {
 }
 
 static void gate_row(const Gate *s, const float *x, const float *gates, float *to) {
-    const int64_t n = s->x.width, one = s->gates.width == 1;
+    const int64_t n = s->to.buffer.width, one = s->gates.width == 1;
     for (int64_t i = 0; i < n; i += LANES) {
         const vec gate = one ? all(*gates) : load_some(gates + i, n - i);
         const vec opened = s->function == SIGMOID ? sigmoid(gate) : activated(s->function, gate);
-        put(&s->to, to + i, mul(load_some(x + i, n - i), opened), n - i);
+        put(&s->to, to + i, mul(load_some(x + s->at + i, n - i), opened), n - i);
     }
 }
 

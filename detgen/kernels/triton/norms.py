@@ -178,6 +178,7 @@ def _taken(x, there, number, PICKS: tl.constexpr, MOST: tl.constexpr):
 def _route(
     x,
     correction,
+    factors,
     routes,
     count,
     experts,
@@ -191,6 +192,7 @@ def _route(
     BEST_GROUPS: tl.constexpr,
     OF_GROUP: tl.constexpr,
     SCALES: tl.constexpr,
+    FACTORS: tl.constexpr,
     EXPERTS: tl.constexpr,
     MOST_GROUPS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -244,6 +246,8 @@ def _route(
         weight = tl.div_rn(score, together[:, None])
     if SCALES:
         weight = weight * factor
+    if FACTORS:
+        weight = weight * tl.load(factors + number, mask=inside, other=0.0)
     to = routes + row[:, None] * (2 * PICKS) + 2 * place
     tl.store(to, number.to(tl.float32), mask=taken & inside)
     tl.store(to + 1, weight, mask=taken & inside)
@@ -285,11 +289,12 @@ def sum_of(x: torch.Tensor, to: torch.Tensor) -> None:
 def route(step: Route, x: torch.Tensor, to: torch.Tensor) -> None:
     """`steps.Route` of x, float32 [rows, experts], into [rows, 2 * picks]; x stays as it is."""
     (count, experts), (_, blocks) = x.shape, _shape(*x.shape)
-    rows, correction = tile(count, _ROUTED), x if step.correction is None else step.correction
+    rows, (correction, factors) = tile(count, _ROUTED), (x if t is None else t for t in (step.correction, step.factors))
     _route[(triton.cdiv(count, rows),)](
-        *(x, correction, to, count, experts, float(step.factor), float(step.added)),
+        *(x, correction, factors, to, count, experts, float(step.factor), float(step.added)),
         *(to.shape[1] // 2, step.normalized, int(step.scoring)),
         *(step.correction is not None, step.groups, step.best_groups, step.of_group, step.factor != 1),
+        step.factors is not None,
         *(above(experts), above(step.groups), rows, blocks),
         num_warps=1,
         **OPTIONS,

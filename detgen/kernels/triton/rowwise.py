@@ -52,6 +52,7 @@ def _copy(
     to,
     rows,
     width,
+    apart,
     factor,
     TAKES: tl.constexpr,
     GATES: tl.constexpr,
@@ -65,7 +66,7 @@ def _copy(
     read = row
     if TAKES:
         read = tl.load(more + row, mask=row < rows, other=0)
-    v = tl.load(x + read[:, None] * width + column[None, :], mask=there, other=0.0)
+    v = tl.load(x + read[:, None] * apart + column[None, :], mask=there, other=0.0)
     if GATES:  # one of a row, or one of each entry
         gate = tl.load(more + row[:, None] * GATES + (column % GATES)[None, :], mask=there, other=0.0)
         v = v * activated(gate, ACTIVATION)
@@ -138,6 +139,7 @@ def _rotate(
     kept,
     broken,
     rows,
+    wide,
     most,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -151,12 +153,11 @@ def _rotate(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A head of some rows: queries and keys are rotated in place; keys, and then values, are stored."""
+    """A head of some rows, `wide` entries each: queries and keys are rotated in place, keys and values stored."""
     row, head = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     row_there, at = (row < rows)[:, None], tl.arange(0, WIDTH)[None, :]
     place = tl.load(places + row, mask=row < rows, other=0)[:, None]
     page, inside = place // _PAGE, place % _PAGE
-    wide = (HEADS + KV_HEADS) * SIZE + KV_HEADS * VALUES
     if head < HEADS + KV_HEADS:
         there = row_there & (at < SIZE)
         of = qkv + row[:, None] * wide + head * SIZE + at
@@ -222,7 +223,7 @@ def copy(
     """`steps.Copy`, `Take`, `Gate` and `Activate`: rows of x into `to`, float32 [rows, width].
 
     Args:
-        x: float32 [rows, width].
+        x: float32 [rows, width], perhaps of longer rows.
         into: the buffer of `to`.
         to: is written.
         take: int64 [n], the rows of x that are meant; None for all.
@@ -232,7 +233,7 @@ def copy(
     rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     more = x if take is None and gates is None else take if gates is None else gates
     _copy[grid](
-        *(x, more, to, len(to), to.shape[1], float(into.factor), take is not None),
+        *(x, more, to, len(to), to.shape[1], x.stride(0), float(into.factor), take is not None),
         *(0 if gates is None else gates.shape[1], int(function)),
         *(into.add, into.factor != 1, rows, columns),
         **OPTIONS,
@@ -268,8 +269,9 @@ def rotate(
     finite."""
     cache, rows = step.cache, tile(len(qkv), _ROWS)
     tables = (qkv if t is None else t for t in (step.cosines, step.sines, step.factors))
-    _rotate[(triton.cdiv(len(qkv), rows), cache.heads + 2 * cache.kv_heads)](
-        *(qkv, positions, places, *tables, cache.keys, cache.kept, broken, len(qkv), most(torch.float32)),
+    heads = cache.heads if qkv.shape[1] == cache.heads * cache.size else cache.heads + 2 * cache.kv_heads
+    _rotate[(triton.cdiv(len(qkv), rows), heads)](
+        *(qkv, positions, places, *tables, cache.keys, cache.kept, broken, *qkv.shape, most(torch.float32)),
         *(cache.heads, cache.kv_heads, cache.size, cache.values, step.turned, step.interleaved),
         *(step.factors is not None, step.last, cache.storage == Storage.BFLOAT),
         *(rows, above(max(cache.size, cache.values))),

@@ -102,7 +102,8 @@ def _take(s: steps.Take, of: _Pass) -> None:
 
 
 def _gate(s: steps.Gate, of: _Pass) -> None:
-    rowwise.copy(of[s.x], s.to, of[s.to.buffer], gates=of[s.gates], function=s.function)
+    x = of[s.x][:, s.at : s.at + s.to.buffer.width]
+    rowwise.copy(x, s.to, of[s.to.buffer], gates=of[s.gates], function=s.function)
 
 
 def _route(s: Route, of: _Pass) -> None:

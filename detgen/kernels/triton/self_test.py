@@ -111,6 +111,8 @@ def tried(inputs: int = 1280) -> Iterator[Tried]:
     yield _of(steps.Take(name="rows that are wanted", x=wide, to=to))
     yield _of(steps.Gate(name="gate", x=wide, gates=ones, to=Into(to)))
     yield _of(steps.Gate(name="gates", x=wide, gates=to, to=Into(wide), function=Activation.SILU))
+    part, as_it_is = Buffer("part", 200), Activation.NONE
+    yield _of(steps.Gate(name="gates of a part", x=wide, at=70, gates=part, to=Into(part), function=as_it_is))
     for function in Activation:
         yield _of(steps.Activate(name=f"activation {function.name}", x=wide, to=Into(to), function=function))
     yield from _attention(drawn)
@@ -140,6 +142,8 @@ def _attention(drawn: Any) -> Iterator[Tried]:
         factors = drawn(_POSITIONS) if interleaved else None
         name = f"rotation and cache, {str(dtype)[6:]}"
         yield _of(steps.Rotate(name=name, qkv=qkv, cache=cache, interleaved=interleaved, factors=factors, **turned))
+        alone, turned["last"] = Buffer("queries", 6 * 16), False
+        yield _of(steps.Rotate(name=f"{name}, queries alone", qkv=alone, cache=cache, **turned))
         bounds: list[dict[str, Any]] = [
             {},
             {"window": 100, "softcap": 30.0, "slopes": drawn(6).abs()},
@@ -154,6 +158,7 @@ def _mixtures(drawn: Any) -> Iterator[Tried]:
     logits, kept, routes = Buffer("logits", 40), Buffer("kept", 40), Buffer("routes", 6)
     for scoring in Scoring:
         how: dict[str, Any] = {"scoring": scoring, "normalized": True, "factor": 2.5, "correction": drawn(40)}
+        how["factors"] = drawn(40)
         grouped: dict[str, Any] = {"groups": 8, "best_groups": 4, "of_group": 2}
         copied = steps.Copy(name="copy", x=logits, to=Into(kept))
         yield _of(copied, Route(name=f"routes by {scoring.name}", x=kept, to=routes, **how, **grouped))

@@ -368,8 +368,9 @@ def test_rows_of_tables(device: str, width: int, storage: torch.dtype, add: bool
 @pytest.mark.parametrize("width", [1, 16, 300])
 def test_copies(device: str, width: int) -> None:
     """All rows, the wanted ones, and rows that are gated; stored, and added."""
-    x, gates, to, more, some = (
-        Buffer("x", width), Buffer("gates", 1), Buffer("to", width), Buffer("more", width), Buffer("some", width)
+    x, gates, to, more, some, part = (
+        Buffer("x", width), Buffer("gates", 1), Buffer("to", width), Buffer("more", width), Buffer("some", width),
+        Buffer("part", width - 3),
     )  # fmt: skip
     buffers = {
         x: numbers(1, 6, width),
@@ -377,6 +378,7 @@ def test_copies(device: str, width: int) -> None:
         to: numbers(3, 6, width),
         more: numbers(4, 6, width),
         some: torch.zeros(2, width),
+        part: numbers(5, 6, width - 3),
     }
     alike(
         device,
@@ -386,6 +388,7 @@ def test_copies(device: str, width: int) -> None:
         steps.Gate(name="gate", x=x, gates=gates, to=Into(more, add=True)),
         steps.Gate(name="gate", x=to, gates=gates, to=Into(x)),
         steps.Gate(name="gates", x=x, gates=to, to=Into(x), function=Activation.SILU),
+        steps.Gate(name="part", x=x, at=2, gates=part, to=Into(part), function=Activation.NONE),
         steps.Take(name="take", x=more, to=some),
     )
 
@@ -414,16 +417,25 @@ def test_softmax_and_sum(device: str, size: int) -> None:
     turned=st.sampled_from([0, 2, 8]),
     interleaved=st.booleans(),
     last=st.booleans(),
+    alone=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_rotation(
-    device: str, heads: tuple[int, int, int], turned: int, interleaved: bool, last: bool, dtype: torch.dtype
+    device: str,
+    heads: tuple[int, int, int],
+    turned: int,
+    interleaved: bool,
+    last: bool,
+    alone: bool,
+    dtype: torch.dtype,
 ) -> None:
-    """In place, and what is stored, bounded and rounded."""
+    """In place, and what is stored, bounded and rounded; of queries alone, nothing is."""
     count, kv_heads, size = heads
-    qkv = Buffer("qkv", (count + 2 * kv_heads) * size)
+    qkv = Buffer("qkv", (count + (0 if alone else 2 * kv_heads)) * size)
     x = numbers(1, 5, qkv.width)
-    x[1, count * size], x[2, -1], x[3, count * size + 1] = torch.nan, torch.inf, -1e30
+    x[1, 0 if alone else count * size], x[2, -1] = torch.nan, torch.inf
+    if not alone:
+        x[3, count * size + 1] = -1e30
     angles = numbers(2, 40, turned // 2) if turned else None
     cosines, sines = (None if angles is None else f(angles) for f in (torch.cos, torch.sin))
     places = torch.tensor([3, 70, 64, 127, 0])
@@ -447,7 +459,8 @@ def test_rotation(
             broken = Interpreter(program).run(rows, given)
         kept.append((given[qkv].cpu(), moved.cache.keys.cpu(), moved.cache.kept.cpu(), broken))
     assert all(same_bits(a, b) for a, b in zip(*kept, strict=True))
-    assert kept[0][3].tolist() == [False, last, False, False, False]
+    assert kept[0][3].tolist() == [False, last and not alone, False, False, False]
+    assert kept[0][1].any() != alone
 
 
 class Windows(NamedTuple):
@@ -656,10 +669,11 @@ def test_routes_by_scores_and_groups(device: str, scoring: Scoring, groups: int,
     logits = numbers(groups, rows, experts)
     logits[2:4], logits[4] = logits[2:4].round(), -100.0  # ties; hardly any score
     how: dict[str, Any] = {"scoring": scoring, "groups": groups, "best_groups": best, "of_group": of, "factor": 2.5}
-    for correction in (None, numbers(9, experts).round()):
+    for correction, factors in ((None, numbers(8, experts)), (numbers(9, experts).round(), None)):
         for normalized in {True, scoring == Scoring.OVER_PICKS}:  # the latter always are
             buffers = {x: logits.clone(), routes: torch.zeros(rows, 2 * picks)}
-            route = Route(name="routes", x=kept, to=routes, normalized=normalized, correction=correction, **how)
+            own = {"correction": correction, "factors": factors}
+            route = Route(name="routes", x=kept, to=routes, normalized=normalized, **own, **how)
             found = alike(device, rows_of(rows), buffers, steps.Copy(name="kept", x=x, to=Into(kept)), route)[routes]
             assert len((found[0, ::2] // (experts // groups)).unique()) <= best
 

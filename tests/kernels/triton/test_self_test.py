@@ -57,5 +57,7 @@ def test_what_is_wrong_is_named(
     monkeypatch.setattr(self_test, "_choices", lambda vocabulary: {"sampling": choices["sampling"]})
     with small_sections():
         found = self_test.different(device, 256, 500)
-    rotations = ["rotation and cache, float32", "rotation and cache, bfloat16"]
+    rotations = [
+        f"rotation and cache, {of}{what}" for of in ("float32", "bfloat16") for what in ("", ", queries alone")
+    ]
     assert found == ["norm"] * 4 + rotations + ["log-probabilities"]

@@ -1,0 +1,102 @@
+"""What the attention of a layer consists of, as its family's row tells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from detgen.models.families import first_of
+from detgen.models.latent import latent_of
+from detgen.models.parts import Attention, Latent, Linear, UnknownError, some_rows
+from detgen.models.rotary import Rotary, plain_rotary, rotary_of
+from detgen.models.tuning import tuning_of
+
+if TYPE_CHECKING:
+    from detgen.models.description import Description
+
+
+def attention_of(of: Description, attention: Any, index: int) -> Attention:
+    """The attention of a layer.
+
+    Raises:
+        UnknownError: if it is not what the family's row says.
+    """
+    family, config = of.family, of.config
+    out, rotary = of.linear(getattr(attention, family.out)), _rotary(of, attention, index)
+    qkv: list[Linear] | Latent
+    gate, source = None, of.source(index)
+    if family.latent:
+        size, values = int(attention.qk_head_dim), int(attention.v_head_dim)
+        heads = kv_heads = int(attention.num_heads)
+        qkv = latent_of(attention, of.linear, of.norm)
+        if rotary is None or 2 * len(rotary.frequencies) != attention.qk_rope_head_dim:
+            raise UnknownError("another share of heads is rotated")
+    else:
+        size = values = int(getattr(attention, "head_dim", None) or attention.head_size)
+        heads = out.weight.shape[1] // size
+        if family.sized_by_layer:
+            kv_heads = heads // int(attention.num_key_value_groups)
+        else:
+            known = getattr(attention, "num_kv_heads", None) or getattr(config, "num_key_value_heads", None)
+            kv_heads = known or heads
+        modules = [getattr(attention, name, None) for name in family.qkv]
+        if source is not None:
+            modules = modules[:1]
+        elif modules[-1] is None:  # values are keys, before both are normed
+            modules[-1] = modules[-2]
+        qkv = [of.linear(module) for module in modules]
+        if hasattr(attention, "key_multiplier"):  # Falcon H1's
+            qkv = _multiplied(qkv, float(of.layers[index].attention_in_multiplier), attention.key_multiplier)
+        if family.gated:
+            each = torch.arange(2 * heads * size).view(heads, 2, size)  # a head's query, and its gate
+            qkv[0], gate = (some_rows(qkv[0], each[:, part].flatten()) for part in range(2))
+        if family.by_head:  # queries, a key and a value of each
+            each = torch.arange(qkv[0].weight.shape[0]).view(kv_heads, -1, size)
+            qkv = [some_rows(qkv[0], torch.cat([part.flatten() for part in each.tensor_split([-2, -1], 1)]))]
+        if family.parts:  # queries, values and keys of some heads
+            each = torch.arange(qkv[0].weight.shape[0]).view(family.parts, 3, -1)
+            qkv = [some_rows(qkv[0], each[:, [0, 2, 1]].transpose(0, 1).flatten())]
+        if getattr(attention, "clip_qkv", None) or getattr(config, "clip_qkv", None):
+            raise UnknownError("queries, keys and values that are clipped")
+        if sum(one.weight.shape[0] for one in qkv) != (heads + (0 if source is not None else 2 * kv_heads)) * size:
+            raise UnknownError("queries, keys and values of other sizes")
+    interleaved = family.interleaved
+    q, k, v = (of.norm(getattr(attention, name, None), size) for name in (*family.head_norms, "v_norm"))
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        size=size,
+        values=values,
+        qkv=qkv,
+        gate=gate,
+        out=out,
+        head_norms=(q, k, v),
+        rotary=rotary,
+        rotated_first=family.rotated_first,
+        tuning=tuning_of(attention, config),
+        interleaved=bool(getattr(config, interleaved)) if isinstance(interleaved, str) else interleaved,
+        query_scale=float(attention.scaling) if family.scaled_queries else None,
+        sinks=of.tensor(attention.sinks).float() if hasattr(attention, "sinks") else None,
+        source=source,
+    )
+
+
+def _rotary(of: Description, attention: Any, index: int) -> Rotary | None:
+    if getattr(attention, "rotary_dim", None):  # GPT-J's
+        return plain_rotary(10000.0, attention.rotary_dim // 2)
+    rotary = first_of(of.inner, "rotary_emb pos_emb")
+    if rotary is None or not getattr(attention, of.family.rotates, True):
+        return None
+    kinds = getattr(of.config, "layer_types", None)
+    found = rotary_of(rotary, getattr(attention, "layer_type", None) or (kinds[index] if kinds else None))
+    if found is None:
+        raise UnknownError("a rotary embedding of another kind")
+    return found
+
+
+def _multiplied(qkv: list[Linear], read: float, keys: float) -> list[Linear]:
+    """Queries, keys and values whose inputs are multiplied by a factor, and keys by another one."""
+    if read != 1 and any(one.bias is not None for one in qkv):
+        raise UnknownError("a bias of what reads multiplied rows")
+    return [one._replace(factor=read * of) for one, of in zip(qkv, (1.0, float(keys), 1.0), strict=True)]

@@ -1,0 +1,56 @@
+"""What layers of Gemma 4 have beside the parts of others: vectors of the token, experts beside a feed-forward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from detgen.models.activations import activation_of
+from detgen.models.parts import Beside, Experts, LayerInput, LayerInputs, Norm, UnknownError
+
+if TYPE_CHECKING:
+    from detgen.models.description import Description
+
+
+def layer_inputs_of(of: Description, vocabulary: int) -> LayerInputs | None:
+    """What tokens give to each layer; None if they give nothing.
+
+    Raises:
+        UnknownError: if some tokens have no entry.
+    """
+    inner = of.inner
+    table = getattr(inner, "embed_tokens_per_layer", None)
+    if table is None:
+        return None
+    weight, scale = of.weight(table.weight), float(inner.per_layer_input_scale)
+    if weight.shape[0] < vocabulary:
+        raise UnknownError("tokens that give nothing to layers")
+    linear = of.linear(inner.per_layer_model_projection)._replace(factor=float(inner.per_layer_model_projection_scale))
+    return LayerInputs(weight, float(table.embed_scale), linear, _norm(of, inner.per_layer_projection_norm), scale)
+
+
+def layer_input_of(of: Description, layer: Any, index: int) -> LayerInput | None:
+    """How a layer takes what tokens give it; None where they give nothing."""
+    if getattr(layer, "per_layer_input_gate", None) is None:
+        return None
+    size = int(layer.hidden_size_per_layer_input)
+    return LayerInput(
+        at=index * size,
+        width=len(of.layers) * size,
+        gate=of.linear(layer.per_layer_input_gate),
+        activation=activation_of(layer),
+        out=of.linear(layer.per_layer_projection),
+        norm=_norm(of, layer.post_per_layer_input_norm),
+    )
+
+
+def beside_of(of: Description, layer: Any, experts: Experts) -> Beside:
+    """A mixture beside a layer's feed-forward."""
+    before = _norm(of, layer.pre_feedforward_layernorm_2)
+    after = _norm(of, layer.post_feedforward_layernorm_1), _norm(of, layer.post_feedforward_layernorm_2)
+    return Beside(experts, before, after)
+
+
+def _norm(of: Description, module: Any) -> Norm:
+    found = of.norm(module)
+    assert found is not None, "it is no identity"
+    return found
