@@ -86,7 +86,7 @@ def _rotary(of: Description, attention: Any, index: int) -> Rotary | None:
     if getattr(attention, "rotary_dim", None):  # GPT-J's
         return plain_rotary(10000.0, attention.rotary_dim // 2)
     rotary = first_of(of.inner, "rotary_emb pos_emb")
-    if rotary is None or not getattr(attention, of.family.rotates, True):
+    if rotary is None or not any(getattr(attention, name, True) for name in of.family.rotates.split()):
         return None
     kinds = getattr(of.config, "layer_types", None)
     found = rotary_of(rotary, getattr(attention, "layer_type", None) or (kinds[index] if kinds else None))

@@ -256,7 +256,7 @@ class Description:
         if name.endswith("RMSNorm"):
             epsilon = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
             return Norm(weight, None, epsilon, centred=False)
-        if name in ("CohereLayerNorm", "Cohere2LayerNorm"):
+        if name in ("CohereLayerNorm", "Cohere2LayerNorm", "Cohere2MoeLayerNorm"):
             return Norm(weight, None, norm.variance_epsilon, centred=True)
         raise UnknownError(f"norm {name}")
 

@@ -29,7 +29,8 @@ class Family(NamedTuple):
         head_norms: norms of queries and keys, as far as a model has them.
         rotated_first: whether they come after the rotation.
         scaled_queries: whether queries are multiplied by the attention's `scaling` before it.
-        rotates: the setting of an attention that says whether it rotates queries and keys, as far as a model has one.
+        rotates: the setting of an attention that says whether it rotates queries and keys, as far as a model has one;
+            of several names any.
         interleaved: which entries of a head are rotated together, see `Rotate`; a string names a setting that says it.
         latent: whether queries, keys and values come out of short vectors; `qkv` is not looked at then.
         mlp: a layer's feed-forward; "" if its parts are the layer's own; of several names the first that a layer has.
@@ -104,6 +105,7 @@ _BAMBA: dict[str, Any] = {
 _GRANITE: dict[str, Any] = {
     **{"mlp": "block_sparse_moe shared_mlp", "gate": "input_linear", "up": "", "down": "output_linear"},
 }
+_COHERE: dict[str, Any] = {"interleaved": True, "norms": ("input_layernorm", None, None, None), "parallel": True}
 _GPT_J: dict[str, Any] = {
     **{"inner": "transformer", "embedding": "wte", "layers": "h", "final": "ln_f", "attention": "attn"},
     **{"out": "out_proj", "interleaved": True, "gate": "", "up": "fc_in", "down": "fc_out"},
@@ -126,6 +128,7 @@ FAMILIES = {
     "Qwen3VLMoeTextModel": Family(),
     "SmolLM3ForCausalLM": Family(),
     "MixtralForCausalLM": Family(),
+    "PhimoeForCausalLM": Family(),
     "Qwen2MoeForCausalLM": Family(),
     "Qwen3MoeForCausalLM": Family(),
     "MellumForCausalLM": Family(),
@@ -190,9 +193,8 @@ FAMILIES = {
         rotates="is_sliding", norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
     ),
     "Olmo3ForCausalLM": Family(norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")),
-    "Cohere2ForCausalLM": Family(
-        rotates="sliding_window", interleaved=True, norms=("input_layernorm", None, None, None), parallel=True
-    ),
+    "Cohere2ForCausalLM": Family(**_COHERE, rotates="sliding_window"),
+    "Cohere2MoeForCausalLM": Family(**_COHERE, rotates="sliding_window force_rope"),
     "Olmo2ForCausalLM": Family(norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")),
     "PhiForCausalLM": Family(
         final="final_layernorm",
@@ -204,7 +206,7 @@ FAMILIES = {
         parallel=True,
     ),
     "StableLmForCausalLM": Family(parallel="use_parallel_residual"),
-    "CohereForCausalLM": Family(interleaved=True, norms=("input_layernorm", None, None, None), parallel=True),
+    "CohereForCausalLM": Family(**_COHERE),
     "ArceeForCausalLM": Family(gate=""),
     "Jais2ForCausalLM": Family(gate=""),
     "NemotronForCausalLM": Family(gate=""),

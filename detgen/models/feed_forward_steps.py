@@ -62,7 +62,7 @@ class ExpertSteps:
 
     def __init__(self, mlp: Experts, form: Form, keep: Keep) -> None:
         self._experts, width, inner = mlp.down.shape
-        self._activation, self._limited = mlp.activation, mlp.limited
+        self._activation, self._limited, self._factor = mlp.activation, mlp.limited, mlp.factor
         self._routing: dict[str, Any] = {
             name: keep(x) if isinstance(x, torch.Tensor) else x for name, x in mlp.routing.items()
         }
@@ -135,11 +135,11 @@ class ExpertSteps:
 
     def close(self, program: Program, name: str, branch: Branch) -> None:
         """Append what is added to them."""
-        wanted, into = branch.wanted, branch.into
+        wanted, into = branch.wanted, replace(branch.into, factor=branch.into.factor * self._factor)
         if branch.norm is not None:
             mixed = Buffer("mixed", into.buffer.width)
             self.close(program, name, Branch(Into(mixed), None, wanted))
-            program.add(branch.norm.step(f"{name}, normed", mixed, into, wanted=wanted))
+            program.add(branch.norm.step(f"{name}, normed", mixed, branch.into, wanted=wanted))
             return
         how = {"wanted": wanted, "weighed": self._weighed is None}
         program.add(Combine(name=f"{name}.experts", x=self._each, routes=self._routes, to=into, **how))

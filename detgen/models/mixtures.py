@@ -68,6 +68,8 @@ MIXTURES = {
     "NemotronHMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Lfm2MoeSparseMoeBlock": Mixture(scoring=Scoring.SIGMOIDS, added=1e-6),
     "Gemma4TextDecoderLayer": Mixture(router="router", logits="proj"),
+    "PhimoeSparseMoeBlock": Mixture(router="router", scoring=Scoring.SPARSE),
+    "Cohere2MoeSparseMoeBlock": Mixture(shared="shared_experts"),
     "GptOssMLP": Mixture(router="router", scoring=Scoring.OVER_PICKS, clamped=True),
 }
 
@@ -110,6 +112,7 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
         weighs_inputs=mixture.weighs_inputs,
         shared=shared,
         routed=routed,
+        factor=0.5 if shared and getattr(mlp, "shared_expert_combination_strategy", "sum") == "average" else 1.0,
     )
 
 
@@ -144,6 +147,14 @@ def _routing(mlp: Any, router: Any, mixture: Mixture, tensor: Callable[[Any], to
         return found
     if scoring == Scoring.SIGMOIDS_OF_PICKS:
         return found | {"normalized": False}
+    if scoring == Scoring.SPARSE:
+        if router.top_k != 2:  # which it takes all the same
+            raise UnknownError("sparse mixing of other than two experts")
+        return found | {"normalized": False, "spread": 2.0 * router.router_jitter_noise}
+    if hasattr(router, "expert_selection_fn"):  # Cohere 2's
+        sigmoids = router.expert_selection_fn == "sigmoid"
+        how = {"scoring": Scoring.SIGMOIDS, "added": 0.0} if sigmoids else {"scoring": Scoring.OVER_PICKS}
+        return found | how | {"normalized": not sigmoids or bool(router.norm_topk_prob)}
     parts = (router, getattr(router, "moe_statics", None), mlp)
     biases = [getattr(of, name, None) for of in parts for name in ("e_score_correction_bias", "expert_bias")]
     bias = next((bias for bias in biases if bias is not None), None)

@@ -108,6 +108,7 @@ class Experts:
         shared: a feed-forward that all rows take, and the linear layer of one output by whose sigmoid its results are
             multiplied, or None; None for none.
         routed: norm of what the router reads instead of what the experts read; None for no other.
+        factor: of all results.
     """
 
     router: Linear
@@ -123,6 +124,7 @@ class Experts:
     weighs_inputs: bool
     shared: tuple[FeedForward, Linear | None] | None
     routed: Norm | None = None
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

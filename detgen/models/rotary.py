@@ -47,6 +47,8 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
         raise ValueError(
             "its rotary embedding has frequencies that are not finite, or too large; see its rope settings"
         )
+    if type(module).__name__ == "PhimoeRotaryEmbedding" and type_ != "default":
+        amplitude = float(settings["short_mscale"])
     if type_ == "ntk_alpha" and settings.get("rope_type") == "dynamic":  # Hunyuan's, of one length after all
         size, type_ = 2 * len(own), "default"
         base = power(settings["alpha"], size / (size - 2)) * settings["rope_theta"]

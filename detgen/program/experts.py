@@ -40,6 +40,8 @@ class Route(Step):
         factor: of the weights.
         factors: [experts], of each expert's, after that; None for none.
         added: to the sum of sigmoids that weights are divided by.
+        spread: of `SPARSE`, how far below the largest logit others count, as a share of that logit, or of their own
+            magnitude where it is larger.
     """
 
     x: Buffer
@@ -53,6 +55,7 @@ class Route(Step):
     factor: float = 1.0
     factors: Floats | None = None
     added: float = 1e-20
+    spread: float = 0.0
 
     def _faults(self) -> Iterator[str]:
         picks = self.to.width // 2
@@ -64,6 +67,8 @@ class Route(Step):
             yield f"{self.x} has more than {MOST_EXPERTS} experts"
         if self.scoring == Scoring.OVER_PICKS and not self.normalized:
             yield "weights of the experts that are taken, not normalized"
+        if self.scoring == Scoring.SPARSE and (self.normalized or self.groups > 1 or self.correction is not None):
+            yield "sparse mixing of weights that are normalized, in groups, or corrected"
         if not 1 <= self.best_groups <= self.groups or self.of_group not in (1, 2) or self.x.width % self.groups:
             yield f"{self.best_groups} of {self.groups} groups by {self.of_group} of {self.x.width} experts"
         elif self.x.width // self.groups * self.best_groups < picks or self.x.width // self.groups < self.of_group:

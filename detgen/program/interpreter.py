@@ -397,6 +397,8 @@ def _route(step: Route, at: Pass) -> None:
         scores = ranked = sigmoid(x)
     elif step.scoring == Scoring.SIGMOIDS_OF_PICKS:
         ranked, scores = x.clone(), sigmoid(x)
+    elif step.scoring == Scoring.SPARSE:
+        ranked, scores = x.clone(), _sparse(x, step.to.width // 2, number(step.spread))
     else:  # e^(x - largest), to be divided by the sum of those that are taken
         ranked, scores = x.clone(), exponential(x - x.where(x == x, -torch.inf).amax(-1, keepdim=True))
     at[step.x].copy_(scores)
@@ -423,6 +425,21 @@ def _route(step: Route, at: Pass) -> None:
     if step.factors is not None:
         weights = weights * step.factors[experts]
     at[step.to].copy_(torch.stack([experts.float(), weights], -1).flatten(1))
+
+
+def _sparse(x: Tensor, picks: int, spread: Tensor) -> Tensor:
+    """The score of each of so many largest logits, in the softmax of those close below it; zeros of all others."""
+    taken = _largest(x.where(x == x, -torch.inf), picks)
+    scores, out = torch.zeros_like(x), torch.zeros(x.shape, dtype=torch.bool)
+    for pick in taken.unbind(-1):
+        most = x.gather(-1, pick[:, None])
+        close = ~out & ~((most - x) / torch.maximum(x.abs(), most) > spread)
+        total = torch.zeros(len(x))
+        for share in exponential(x - most).where(close, 0.0).unbind(-1):
+            total = total + share
+        scores.scatter_(-1, pick[:, None], (1 / total)[:, None])
+        out.scatter_(-1, pick[:, None], True)
+    return scores
 
 
 def _largest(x: Tensor, count: int) -> Tensor:

@@ -57,13 +57,16 @@ class Activation(IntEnum):
 class Scoring(IntEnum):
     """What logits of experts become: their softmax over all experts or over those that a row takes, or sigmoids.
 
-    Experts are ranked by what their logits become, but for those `OVER_PICKS` and `SIGMOIDS_OF_PICKS`: by the logits.
+    `SPARSE` (SparseMixer, Liu et al., arXiv 2409.12136) takes the softmax of each expert that a row takes over those
+    that are close below it, without those taken before. Experts are ranked by what their logits become, but for those
+    `OVER_PICKS`, `SIGMOIDS_OF_PICKS` and `SPARSE`: by the logits.
     """
 
     OVER_ALL = 0
     OVER_PICKS = 1
     SIGMOIDS = 2
     SIGMOIDS_OF_PICKS = 3
+    SPARSE = 4
 
 
 @dataclass(frozen=True)

@@ -280,6 +280,21 @@ ROWS: dict[str, Callable[[], Any]] = {
     "vaultgemma": lambda: hf.VaultGemmaConfig(
         **{**LLAMA, "head_dim": 18, "sliding_window": WINDOW, "layer_types": MIXED, "query_pre_attn_scalar": 20}
     ),
+    "phimoe": lambda: hf.PhimoeConfig(  # of sparse mixing
+        **LLAMA,
+        **{"num_local_experts": 5, "router_jitter_noise": 0.4, "attention_bias": True, "lm_head_bias": True},
+        rope_parameters={
+            **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 256},
+            **{"short_factor": [1.1] * 4 + [1.5] * 4, "long_factor": [4.0] * 8},
+            **{"short_mscale": 1.2, "long_mscale": 1.3},
+        },
+    ),
+    "cohere2_moe": lambda: hf.Cohere2MoeConfig(
+        **{**LLAMA, "head_dim": 18, "sliding_window": WINDOW, "layer_types": ["full_attention", *MIXED[:2]]},
+        **{"num_experts": 6, "num_experts_per_tok": 3, "num_shared_experts": 2, "logit_scale": 0.3},
+        **{"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "prefix_dense_intermediate_size": 72},
+        mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
     "arcee": lambda: hf.ArceeConfig(**LLAMA, head_dim=18, mlp_bias=True),
     "jais2": lambda: hf.Jais2Config(**LLAMA, head_dim=18),
     "nemotron": lambda: hf.NemotronConfig(**LLAMA, head_dim=20),

@@ -46,6 +46,27 @@ static void leave_best_groups(const Route *s, float *scores) {
             for (int64_t i = g * each; i < (g + 1) * each; i++) scores[i] = -INFINITY;
 }
 
+/* Makes scores of the logits of the experts taken, the largest one first: the share of each in the softmax of those that
+ * are close to it, without those before it. */
+static void mix_sparsely(const Route *s, float *x, const int64_t *taken) {
+    const int64_t n = s->x.width, picks = s->to.width / 2;
+    float shares[MOST_EXPERTS], scores[MOST_PICKS];
+    int out[MOST_EXPERTS] = {0};
+    for (int64_t p = 0; p < picks; p++) {
+        const float most = x[taken[p]];
+        float total = 0;
+        for (int64_t i = 0; i < n; i += LANES)
+            store_some(shares + i, exponential(sub(load_some(x + i, n - i), all(most))), n - i);
+        for (int64_t i = 0; i < n; i++) {
+            const float size = __builtin_fabsf(x[i]), of = size > most ? size : most;
+            if (!out[i] && !((most - x[i]) / of > (float)s->spread)) total += shares[i];
+        }
+        scores[p] = 1.0f / total;
+        out[taken[p]] = 1;
+    }
+    for (int64_t p = 0; p < picks; p++) x[taken[p]] = scores[p];
+}
+
 static void route(const Route *s, float *x, float *routes) {
     const int64_t n = s->x.width, picks = s->to.width / 2;
     float sum = 0, ranked[MOST_EXPERTS];
@@ -56,7 +77,7 @@ static void route(const Route *s, float *x, float *routes) {
         for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
         for (int64_t i = 0; i < n; i += LANES)
             store_some(x + i, exponential(sub(load_some(x + i, n - i), all(most))), n - i);
-    } else {
+    } else if (s->scoring != SPARSE) {
         if (s->scoring != OVER_ALL)
             for (int64_t i = 0; i < n; i += LANES) store_some(x + i, sigmoid(load_some(x + i, n - i)), n - i);
         else softmax(x, n, x);
@@ -68,6 +89,7 @@ static void route(const Route *s, float *x, float *routes) {
     }
     if (s->groups > 1) leave_best_groups(s, ranked);
     take_largest(ranked, n, picks, taken);
+    if (s->scoring == SPARSE) mix_sparsely(s, x, taken);
     for (int64_t p = 1; p < picks; p++) /* in order of their numbers */
         for (int64_t q = p; q && taken[q] < taken[q - 1]; q--) {
             int64_t other = taken[q];

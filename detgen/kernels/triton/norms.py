@@ -18,7 +18,7 @@ from detgen.program.operands import SUM_BLOCK, Scoring
 from detgen.program.steps import Norm
 
 _BLOCK = tl.constexpr(SUM_BLOCK)
-_OVER_ALL, _OVER_PICKS, _SIGMOIDS, _SIGMOIDS_OF_PICKS = (tl.constexpr(int(scoring)) for scoring in Scoring)
+_OVER_ALL, _OVER_PICKS, _SIGMOIDS, _SIGMOIDS_OF_PICKS, _SPARSE = (tl.constexpr(int(scoring)) for scoring in Scoring)
 _AT_A_TIME = 16  # blocks of a program: of a row at most as many as there are lanes for their sums
 _ROUTED = 2  # rows of a program that chooses experts
 
@@ -184,6 +184,7 @@ def _route(
     experts,
     factor,
     added,
+    spread,
     PICKS: tl.constexpr,
     NORMALIZED: tl.constexpr,
     SCORING: tl.constexpr,
@@ -212,7 +213,7 @@ def _route(
         score = exponential(logit - largest[:, None])
         if SCORING == _OVER_ALL:
             score = tl.div_rn(score, total[:, None])
-    ranked = logit if (SCORING == _OVER_PICKS) | (SCORING == _SIGMOIDS_OF_PICKS) else score
+    ranked = logit if (SCORING != _OVER_ALL) & (SCORING != _SIGMOIDS) else score
     if CORRECTED:
         ranked += tl.load(correction + number, mask=inside, other=0.0)
     ranked = tl.where((number < experts) & (ranked == ranked), ranked, float("-inf"))
@@ -235,6 +236,18 @@ def _route(
             left = left | ((of == g) & (tl.max((chosen & (group == g)).to(tl.int32), 1) > 0)[:, None])
         ranked = tl.where(left, ranked, float("-inf"))
     taken = _taken(ranked, number < experts, number, PICKS, EXPERTS)
+    if SCORING == _SPARSE:
+        left = number < experts
+        for _ in tl.static_range(PICKS):
+            most = tl.max(tl.where(left, ranked, float("-inf")), 1)[:, None]
+            best = tl.min(tl.where(left & (ranked == most), number, EXPERTS), 1)[:, None]
+            far = tl.div_rn(most - logit, tl.maximum(tl.abs(logit), most)) > spread
+            share = tl.where(left & (far == 0), exponential(logit - most), 0.0)
+            total = tl.zeros((ROWS,), tl.float32)
+            for expert in range(experts):
+                total += tl.sum(tl.where(number == expert, share, 0.0), 1)  # one of them, and zeros
+            score = tl.where(number == best, tl.div_rn(1.0, total[:, None]), score)
+            left = left & (number != best)
     place = tl.cumsum(taken.to(tl.int32), 1) - 1  # in order of their numbers
     weight = score
     if NORMALIZED:
@@ -291,7 +304,7 @@ def route(step: Route, x: torch.Tensor, to: torch.Tensor) -> None:
     (count, experts), (_, blocks) = x.shape, _shape(*x.shape)
     rows, (correction, factors) = tile(count, _ROUTED), (x if t is None else t for t in (step.correction, step.factors))
     _route[(triton.cdiv(count, rows),)](
-        *(x, correction, factors, to, count, experts, float(step.factor), float(step.added)),
+        *(x, correction, factors, to, count, experts, float(step.factor), float(step.added), float(step.spread)),
         *(to.shape[1] // 2, step.normalized, int(step.scoring)),
         *(step.correction is not None, step.groups, step.best_groups, step.of_group, step.factor != 1),
         step.factors is not None,

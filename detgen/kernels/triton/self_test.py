@@ -160,6 +160,8 @@ def _mixtures(drawn: Any) -> Iterator[Tried]:
         how: dict[str, Any] = {"scoring": scoring, "normalized": True, "factor": 2.5, "correction": drawn(40)}
         how["factors"] = drawn(40)
         grouped: dict[str, Any] = {"groups": 8, "best_groups": 4, "of_group": 2}
+        if scoring == Scoring.SPARSE:
+            how, grouped = {"scoring": scoring, "normalized": False, "spread": 0.6}, {}
         copied = steps.Copy(name="copy", x=logits, to=Into(kept))
         yield _of(copied, Route(name=f"routes by {scoring.name}", x=kept, to=routes, **how, **grouped))
     x, up, down, to = Buffer("x", 64), Buffer("up", 3 * 64), Buffer("down", 3 * 64), Buffer("to", 64)

@@ -107,13 +107,18 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     "sum": (norms._sum, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
     "route": (
         norms._route,
-        [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32", "fp32"],
-        [8, True, int(Scoring.OVER_ALL), False, 1, 1, 1, False, 128, 2, norms._ROUTED, 1],
+        [*4 * [FLOAT], "i32", "i32", "fp32", "fp32", "fp32"],
+        [8, True, int(Scoring.OVER_ALL), False, 1, 1, 1, False, False, 128, 2, norms._ROUTED, 1],
     ),
     "route: groups": (
         norms._route,
-        [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32", "fp32"],
-        [8, True, int(Scoring.SIGMOIDS), True, 8, 4, 2, True, 256, 8, norms._ROUTED, 2],
+        [*4 * [FLOAT], "i32", "i32", "fp32", "fp32", "fp32"],
+        [8, True, int(Scoring.SIGMOIDS), True, 8, 4, 2, True, True, 256, 8, norms._ROUTED, 2],
+    ),
+    "route: sparse": (
+        norms._route,
+        [*4 * [FLOAT], "i32", "i32", "fp32", "fp32", "fp32"],
+        [2, False, int(Scoring.SPARSE), False, 1, 1, 1, False, False, 16, 2, norms._ROUTED, 1],
     ),
     "embed": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [1, 1, False, True, 1, 256]),
     "embed: pairs": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [32, 2, False, True, 1, 256]),
@@ -125,7 +130,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     **{
         f"copy: {name}": (
             rowwise._copy,
-            [FLOAT, LONG if name == "taken" else FLOAT, FLOAT, "i32", "i32", "fp32"],
+            [FLOAT, LONG if name == "taken" else FLOAT, FLOAT, "i32", "i32", "i32", "fp32"],
             [name == "taken", int(name == "gated"), function, name == "gated", name == "gated", 1, 256],
         )
         for name, function in {"taken": 0, "gated": 6, "GELU": 3, "GELU by tanh": 2, "1 / root": 9}.items()
@@ -152,7 +157,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     **{
         f"rotate, interleaved: {interleaved}": (
             rowwise._rotate,
-            [FLOAT, LONG, LONG, *3 * [FLOAT], *2 * [HALF if interleaved else FLOAT], BYTE, "i32", "fp32"],
+            [FLOAT, LONG, LONG, *3 * [FLOAT], *2 * [HALF if interleaved else FLOAT], BYTE, "i32", "i32", "fp32"],
             [32, 8, 128, 128, 128, interleaved, interleaved, True, interleaved, 1, 128],
         )
         for interleaved in (False, True)  # into a cache in bf16, too

@@ -661,7 +661,21 @@ def test_experts(device: str, form: Form, experts: int, picks: int, rows: int) -
         assert found[routes][:, ::2].diff(dim=1).gt(0).all()
 
 
-@pytest.mark.parametrize("scoring", Scoring)
+@pytest.mark.parametrize("picks", [1, 2, 5])
+def test_routes_by_sparse_mixing(device: str, picks: int) -> None:
+    """Logits that tie, that are close to each other and far, below zero and above."""
+    experts, rows = 20, 9
+    x, kept, routes = Buffer("logits", experts), Buffer("kept", experts), Buffer("routes", 2 * picks)
+    logits = numbers(3, rows, experts)
+    logits[2:4], logits[4], logits[5] = logits[2:4].round(), -100.0, logits[5].abs() - 9
+    how: dict[str, Any] = {"scoring": Scoring.SPARSE, "normalized": False, "spread": 0.6}
+    buffers = {x: logits, routes: torch.zeros(rows, 2 * picks)}
+    route = Route(name="routes", x=kept, to=routes, **how)
+    found = alike(device, rows_of(rows), buffers, steps.Copy(name="kept", x=x, to=Into(kept)), route)[routes]
+    assert ((found[:, 1::2] > 0) & (found[:, 1::2] <= 1)).all()
+
+
+@pytest.mark.parametrize("scoring", [scoring for scoring in Scoring if scoring != Scoring.SPARSE])
 @pytest.mark.parametrize(("groups", "best", "of"), [(1, 1, 1), (4, 2, 1), (4, 3, 2), (20, 7, 2), (8, 1, 2)])
 def test_routes_by_scores_and_groups(device: str, scoring: Scoring, groups: int, best: int, of: int) -> None:
     experts, picks, rows = 40, 5, 7
