@@ -39,6 +39,7 @@ _LEFT_OUT = {
 # Weights of all experts, which parameters they are, and which part of these.
 _EXPERTS = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<part>gate|up|down)_exps\.weight")
 _PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": ("down_proj", 0)}
+_LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the models that divide by the width of a head by hidden entries
 _CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is loaded
 _FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
 # Architectures whose joined queries, keys and values lie in another order there, or whose experts' corrections are not
@@ -78,9 +79,14 @@ def _complete(config: Any, header: Header) -> None:
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     known = GGUF_CONFIG_MAPPING.get(header.architecture) or GGUF_CONFIG_MAPPING.get(config.model_type, {})
+    stretched = _stretch(config, header)
+    if header.architecture in _LARGEST:
+        # The files do not say what queries are divided by the root of; llama.cpp knows it by the size of the model.
+        largest = config.num_hidden_layers == _LARGEST[header.architecture]
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if largest else config.head_dim
     for key, value in header.settings.items():
         family, _, setting = key.partition(".")
-        if family != header.architecture or setting in _CHECKED or known.get(setting) is not None:
+        if family != header.architecture or setting in _CHECKED | stretched or known.get(setting) is not None:
             continue
         name = _LEFT_OUT.get(setting, "")
         if hasattr(config, name):
@@ -89,6 +95,16 @@ def _complete(config: Any, header: Header) -> None:
             setting != "rope.scaling.type" or value != "none"
         ):
             raise ValueError(f"its setting {key} = {value} is not understood here; {_ELSE}")
+
+
+def _stretch(config: Any, header: Header) -> set[str]:
+    """Divide frequencies of a rotary embedding by a factor, as far as a file says so; the settings that say it."""
+    kind, factor = (header.settings.get(f"{header.architecture}.rope.scaling.{name}") for name in ("type", "factor"))
+    if kind != "linear" or not isinstance(factor, float):
+        return set()
+    settings = config.rope_parameters
+    settings.get("full_attention", settings).update(rope_type="linear", factor=factor)  # Gemma 3's windows keep theirs
+    return {"rope.scaling.type", "rope.scaling.factor"}
 
 
 def empty_model(
@@ -224,9 +240,10 @@ def _check_rotation(model: Any, header: Header) -> None:
     """
     asked = header.settings.get(f"{header.architecture}.rope.dimension_count")
     rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
-    turned = None if rotary is None else 2 * len(rotary.inv_freq)
-    if None not in (asked, turned) and asked != turned:
-        raise ValueError(f"its rotary embedding turns {asked} entries of a head, and {turned} are understood; {_ELSE}")
+    buffers = () if rotary is None or asked is None else rotary.named_buffers()
+    for turned in {2 * len(buffer) for name, buffer in buffers if name.endswith("inv_freq")}:
+        if turned != asked:
+            raise ValueError(f"its rotary embedding turns {asked} entries of a head, {turned} are understood; {_ELSE}")
 
 
 def ends(header: Header, tokenizer: Any) -> frozenset[int]:

@@ -8,9 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 from transformers import AutoModelForCausalLM
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from detgen.bench.peers.gguf_file import write_gguf
+from detgen.models.stored import turned
 
 CONTROL, NORMAL = 3, 1
 
@@ -22,6 +27,59 @@ def plain_tokenizer(folder: Path) -> Path:
     content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     path.write_text(json.dumps(content), encoding="utf-8")
     return folder
+
+
+def write_vocabulary(folder: Path, writer: Any) -> None:
+    """Write the byte-level tokenizer of a folder, and its chat template."""
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    ids = content["model"]["vocab"] | {token["content"]: token["id"] for token in content["added_tokens"]}
+    special = {token["id"] for token in content["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(ids, key=ids.__getitem__))
+    writer.add_token_types([CONTROL if i in special else NORMAL for i in sorted(ids.values())])
+    writer.add_token_merges([" ".join(merge) for merge in content["model"]["merges"]])
+    writer.add_eos_token_id(0)
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        writer.add_chat_template(template.read_text(encoding="utf-8"))
+
+
+def drawn(config: Any, path: Path, folder: Path, settings: dict[str, Any]) -> Path:
+    """A GGUF file of random tensors, in float32, that have the names by which transformers looks for them.
+
+    Args:
+        config: of a family whose architecture has the name of its type.
+        path: of the file.
+        folder: of a model with a byte-level tokenizer.
+        settings: others of the file, or instead of those of the configuration.
+    """
+    kind = config.model_type.removesuffix("_text")
+    model = AutoModelForCausalLM.from_config(config)
+    processor = TENSOR_PROCESSORS.get(kind, TensorProcessor)(config=config.to_dict())
+    names = GGUF_CONFIG_MAPPING[kind]
+    told = {key: getattr(config, name) for key, name in names.items() if name and hasattr(config, name)}
+    if "rope.freq_base" in names:
+        told["rope.freq_base"] = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+    writer, g = gguf.GGUFWriter(path, kind), np.random.default_rng(0)
+    for key, value in (told | settings).items():
+        of = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+        of[type(value)](f"{kind}.{key}", value)
+    write_vocabulary(folder, writer)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    for tensor, name in sorted(get_gguf_hf_weights_map(model, processor).items()):
+        if name not in shapes:
+            continue
+        rows, *rest = shapes[name]
+        if turned(model.get_submodule(name.rpartition(".")[0])) and rest:
+            rows, rest = rest[0], [rows]
+        noise = g.standard_normal([rows, *(n for n in rest if n > 1 or "conv" not in tensor)]).astype(np.float32)
+        writer.add_tensor(tensor, 0.1 * noise + (not rest and not tensor.endswith("bias")))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def made(
@@ -37,18 +95,7 @@ def made(
     """
 
     def vocabulary(writer: Any) -> None:
-        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        ids = content["model"]["vocab"] | {token["content"]: token["id"] for token in content["added_tokens"]}
-        special = {token["id"] for token in content["added_tokens"]}
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("gpt-2")
-        writer.add_token_list(sorted(ids, key=ids.__getitem__))
-        writer.add_token_types([CONTROL if i in special else NORMAL for i in sorted(ids.values())])
-        writer.add_token_merges([" ".join(merge) for merge in content["model"]["merges"]])
-        writer.add_eos_token_id(0)
-        template = folder / "chat_template.jinja"
-        if template.is_file():
-            writer.add_chat_template(template.read_text(encoding="utf-8"))
+        write_vocabulary(folder, writer)
         if more is not None:
             more(writer)
 

@@ -1,0 +1,80 @@
+"""GGUF files of families that are no Llamas: what transformers makes of them, and what it leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers.gguf_files import drawn, plain_model
+from helpers.small_models import STORED
+
+from detgen import Engine, Request, SamplingParams
+
+CONVOLVED = ["conv", "full_attention"]
+# Configurations, and settings of files that they do not say.
+FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gemma2": (hf.Gemma2Config(**STORED, head_dim=256, sliding_window=40), {}),
+    "gemma3": (hf.Gemma3TextConfig(**STORED | {"num_hidden_layers": 7}, head_dim=256, sliding_window=40), {}),
+    "gpt2": (hf.GPT2Config(vocab_size=4096, n_embd=64, n_layer=2, n_head=4, n_ctx=1024), {}),
+    "lfm2": (
+        hf.Lfm2Config(**STORED, layer_types=CONVOLVED, conv_L_cache=3, block_auto_adjust_ff_dim=False),
+        {"attention.head_count_kv": [0, 2], "attention.layer_norm_rms_epsilon": 1e-5},
+    ),
+    "nemotron": (hf.NemotronConfig(**STORED), {}),
+    "stablelm": (hf.StableLmConfig(**STORED), {}),
+    "starcoder2": (hf.Starcoder2Config(**STORED), {}),
+}
+PROMPT = tuple(range(2, 60))
+
+
+@pytest.fixture(scope="module")
+def folder(demo_models: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plain_model(demo_models.target, tmp_path_factory.mktemp("plain") / "model")
+
+
+def by_transformers(path: Path) -> Any:
+    """The model as transformers reads the file."""
+    how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return hf.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **how).eval()
+
+
+def check(path: Path, model: Any) -> None:
+    """Compare greedy tokens and their log-probabilities with those of a model."""
+    params = SamplingParams(max_tokens=12, logprobs=1, ignore_eos=True)
+    (found,) = Engine(target=path, drafter="none", kv_memory=16 << 20).generate(
+        [Request(0, 0, token_ids=PROMPT, params=params)]
+    )
+    with torch.inference_mode():
+        own = model(input_ids=torch.tensor([[*PROMPT, *found.token_ids]])).logits[0, len(PROMPT) - 1 :].log_softmax(-1)
+    for row, token, record in zip(own, found.token_ids, found.records, strict=False):
+        assert row.max() - row[token] < 1e-4
+        assert abs(row[token] - record.logprob) < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_transformers_makes_of_it(family: str, folder: Path, tmp_path: Path) -> None:
+    config, settings = FAMILIES[family]
+    path = drawn(config, tmp_path / "model.gguf", folder, settings)
+    check(path, by_transformers(path))
+
+
+@pytest.mark.parametrize(("family", "layers", "scalar"), [("gemma2", 46, 16), ("gemma2", 3, 32), ("gemma3", 7, 32)])
+def test_what_transformers_leaves_out_of_gemma(
+    family: str, layers: int, scalar: int, folder: Path, tmp_path: Path
+) -> None:
+    """What queries are divided by, and by what frequencies of Gemma 3 are, but for those of windows."""
+    config, _ = FAMILIES[family]
+    config = type(config)(**STORED | {"num_hidden_layers": layers, "hidden_size": 64}, head_dim=32, sliding_window=40)
+    stretched = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0} if family == "gemma3" else {}
+    path = drawn(config, tmp_path / "model.gguf", folder, stretched)
+    read = by_transformers(path)
+    right = read.config
+    right.query_pre_attn_scalar = scalar
+    if stretched:
+        right.rope_parameters["full_attention"] |= {"rope_type": "linear", "factor": 8.0}
+    model = type(read)(right).eval()
+    model.load_state_dict(read.state_dict())
+    check(path, model)
