@@ -428,9 +428,9 @@ def _route(step: Route, at: Pass) -> None:
 
 
 def _sparse(x: Tensor, picks: int, spread: Tensor) -> Tensor:
-    """The score of each of so many largest logits, in the softmax of those close below it; zeros of all others."""
+    """The score of each of so many largest logits, in the softmax of those close below it; others stay logits."""
     taken = _largest(x.where(x == x, -torch.inf), picks)
-    scores, out = torch.zeros_like(x), torch.zeros(x.shape, dtype=torch.bool)
+    scores, out = x.clone(), torch.zeros(x.shape, dtype=torch.bool)
     for pick in taken.unbind(-1):
         most = x.gather(-1, pick[:, None])
         close = ~out & ~((most - x) / torch.maximum(x.abs(), most) > spread)

@@ -356,7 +356,9 @@ def _cache(made: Making, heads: int, kv_heads: int, pages: int) -> Cache:
 
 
 def _qkv(made: Making, cache: Cache) -> Buffer:
-    return made.read("qkv", (cache.heads + cache.kv_heads) * cache.size + cache.kv_heads * cache.values)
+    """Queries, keys and values, or queries alone."""
+    queries, others = cache.heads * cache.size, cache.kv_heads * (cache.size + cache.values)
+    return made.read("qkv", queries + made.draw(st.sampled_from([others, others, 0])))
 
 
 @st.composite
@@ -420,9 +422,10 @@ def _taken(draw: st.DrawFn) -> Case:
 @st.composite
 def _gated(draw: st.DrawFn) -> Case:
     made, width = Making(draw), draw(WIDTHS)
-    gates = made.read("gates", draw(st.sampled_from([1, width])))
+    gates, at = made.read("gates", draw(st.sampled_from([1, width]))), draw(st.integers(0, 20))
     function = draw(st.sampled_from([Activation.NONE, Activation.SIGMOID, Activation.SILU]))
-    made.add(steps.Gate, x=made.read("x", width), gates=gates, to=made.into(width), function=function)
+    x = made.read("x", width + at + draw(st.integers(0, 3)))
+    made.add(steps.Gate, x=x, at=at, gates=gates, to=made.into(width), function=function)
     return made.case()
 
 
@@ -513,8 +516,12 @@ def _router(made: Making, experts: int, picks: int) -> Buffer:
     x, scoring = made.read("router", experts, logits), made.draw(st.sampled_from(Scoring))
     fields: dict[str, Any] = {
         "scoring": scoring,
-        "normalized": scoring == Scoring.OVER_PICKS or made.draw(st.booleans()),
+        "normalized": scoring == Scoring.OVER_PICKS or (scoring != Scoring.SPARSE and made.draw(st.booleans())),
+        "factors": made.numbers(experts) if made.draw(st.booleans()) else None,
     }
+    if scoring == Scoring.SPARSE:
+        made.add(Route, x=x, to=routes, spread=made.draw(st.sampled_from([0.0, 0.02, 0.6, 1.7])), **fields)
+        return routes
     if made.draw(st.booleans()):
         fields |= {"correction": made.numbers(experts).round(), "factor": made.draw(st.sampled_from([1.0, 2.5]))}
         fields |= {"added": made.draw(st.sampled_from([1e-20, 1e-6, 0.25]))}

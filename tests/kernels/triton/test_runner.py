@@ -370,7 +370,7 @@ def test_copies(device: str, width: int) -> None:
     """All rows, the wanted ones, and rows that are gated; stored, and added."""
     x, gates, to, more, some, part = (
         Buffer("x", width), Buffer("gates", 1), Buffer("to", width), Buffer("more", width), Buffer("some", width),
-        Buffer("part", width - 3),
+        Buffer("part", max(width - 3, 1)),
     )  # fmt: skip
     buffers = {
         x: numbers(1, 6, width),
@@ -378,7 +378,7 @@ def test_copies(device: str, width: int) -> None:
         to: numbers(3, 6, width),
         more: numbers(4, 6, width),
         some: torch.zeros(2, width),
-        part: numbers(5, 6, width - 3),
+        part: numbers(5, 6, part.width),
     }
     alike(
         device,
@@ -388,7 +388,9 @@ def test_copies(device: str, width: int) -> None:
         steps.Gate(name="gate", x=x, gates=gates, to=Into(more, add=True)),
         steps.Gate(name="gate", x=to, gates=gates, to=Into(x)),
         steps.Gate(name="gates", x=x, gates=to, to=Into(x), function=Activation.SILU),
-        steps.Gate(name="part", x=x, at=2, gates=part, to=Into(part), function=Activation.NONE),
+        steps.Gate(
+            name="part", x=x, at=min(2, width - part.width), gates=part, to=Into(part), function=Activation.NONE
+        ),
         steps.Take(name="take", x=more, to=some),
     )
 
