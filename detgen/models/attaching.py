@@ -110,19 +110,28 @@ AttentionInterface.register(ASKING, _asked)
 def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
     """Where a model has no weights, keep it from looking at numbers.
 
-    Its experts are computed in the one way that does not, and it looks for no padding to warn of.
+    Its experts are computed in the one way that does not, it looks for no padding to warn of, and what it keeps beside
+    its weights is on `meta`, too.
     """
     if model.device.type != "meta":
         yield
         return
     config = model.config.get_text_config()
     experts, padding = (getattr(config, name, None) for name in ("_experts_implementation", "pad_token_id"))
+    stored = model.state_dict().keys()
+    numbers = [
+        (_parent(model, name), name.rpartition(".")[2], x) for name, x in model.named_buffers() if name in stored
+    ]
     try:
+        for module, name, x in numbers:
+            module._buffers[name] = x.to("meta")
         config.pad_token_id = None
         if experts is not None:
             model.set_experts_implementation("batched_mm")
         yield
     finally:
+        for module, name, x in numbers:
+            module._buffers[name] = x
         config.pad_token_id = padding
         if experts is not None:
             model.set_experts_implementation(experts)

@@ -63,6 +63,8 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
     model = without_weights(config, dtype)
     if not type(model).__module__.startswith("transformers.") or looks_at_positions(model):
         return None
+    if type(model).__name__ == "Gemma4ForConditionalGeneration":  # which looks at the embedding of its padding
+        return None
     reader = reader_of(model, folder, stored, dtype)
     if reader is None:
         return None
@@ -72,7 +74,9 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
 
 def reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader | None:
     """What reads the weights of a model whose parameters are on `meta`; None if transformers has to load them."""
-    found = _of_text(model, stored.tensors)
+    found = _read_buffers(model, folder, _of_text(model, stored.tensors), dtype)
+    if found is None:
+        return None
     names = {tensor.name for tensor in found}
     if len(names) != len(found):
         return None
@@ -113,7 +117,10 @@ def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtyp
 def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader:
     """What reads the weights of such a model whose parameters are on `meta`; errors as `quantized_model`."""
     of = mxfp4_weights if mxfp4_weights.are_there(stored.tensors) else bitsandbytes_weights
-    few, others = of.places(folder, _of_text(model, stored.tensors))
+    tensors = _read_buffers(model, folder, _of_text(model, stored.tensors), dtype)
+    if tensors is None:
+        raise ValueError("numbers are missing that it keeps beside its weights, or have another shape")
+    few, others = of.places(folder, tensors)
     for tensor in others:
         if not _plain(tensor):
             raise ValueError(f"{tensor.file}: {tensor.name}: nothing says what its numbers mean ({tensor.dtype})")
@@ -134,6 +141,29 @@ def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.d
         if not any(re.search(pattern, name) for pattern in ignored):
             raise ValueError(f"config.json describes no such weights as {name}")
     return Reader(model, found, dtype)
+
+
+def _read_buffers(
+    model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor], dtype: torch.dtype
+) -> list[Tensor] | None:
+    """Read what a model keeps beside its parameters, in place, as transformers does; the tensors that are left.
+
+    None if some of it is missing, or is not what the model has. What files have of numbers that are worked out is left
+    out, too.
+    """
+    buffers, renamed = dict(model.named_buffers()), _RENAMED.get(type(model).__name__)
+    names = [tensor.name if renamed is None else tensor.name.replace(*renamed) for tensor in tensors]
+    named = dict(zip(names, tensors, strict=True))
+    in_32_bits = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    for name in buffers.keys() & model.state_dict().keys():
+        tensor = named.get(name)
+        if tensor is None or tuple(tensor.shape) != tuple(buffers[name].shape) or not _plain(tensor):
+            return None
+        numbers = whole(Place(folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at).read())
+        if not any(part in name for part in in_32_bits):
+            numbers = numbers.to(dtype)
+        buffers[name].data = numbers.float()
+    return [tensor for name, tensor in zip(names, tensors, strict=True) if name not in buffers]
 
 
 def _of_text(model: PreTrainedModel, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -198,18 +228,15 @@ def _plain(tensor: Tensor) -> bool:
 
 # Modules that round what a module in them reads to the number format of its weights, and that one's name.
 _ROUNDING = {"NemotronHBlock": "norm", "Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head"}
-_LIKE_ROUTERS = (
-    "shared_expert_gate",
-    "gate.wg",
-    "router.proj",
-)  # ends of names of linear layers that are never in few bits
+# Ends of names of linear layers that are never in few bits.
+_LIKE_ROUTERS = ("shared_expert_gate", "gate.wg", "router.proj")
 
 
 @contextmanager
 def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]:
     """Inside the block, modules compute with their own parameters in float32, one module's at a time or less.
 
-    Of the embedding only the rows that are asked for are read, and of a linear layer some rows at a time.
+    Of embeddings of tokens only the rows that are asked for are read, and of a linear layer some rows at a time.
 
     Args:
         model: a decoder, or a part of one.
@@ -237,7 +264,7 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
                 hooks.callback(setattr, module, "mup_vector", module.mup_vector)
                 module.mup_vector = sys.modules[type(module).__module__].compute_mup_vector(model.config)
             widen: Callable[..., Any] = partial(_widen, own, name, read, form if _has_products(module) else "none")
-            if module is embedding:
+            if module is embedding or (type(module) is type(embedding) and type(module) is not nn.Embedding):
                 widen = partial(_look_up, own["weight"], read)
                 if own["weight"].device.type == "meta":  # where a model may look for the place of its ids
                     module.weight = nn.Parameter(torch.empty(0), requires_grad=False)

@@ -88,7 +88,7 @@ def test_numbers_in_16_bits(family: str, loaded: list[LoadedModel], random_model
     for again in (False, True):
         made = Engine(target=folder, drafter="none", kv_memory=8 << 20)
         found.append(made.generate([Request(0, 0, token_ids=(5, 6, 7), params=SamplingParams(logprobs=1))])[0])
-        assert kept(loaded) == (again and family == "gemma3")  # Gemma 4 keeps numbers beside its parameters
+        assert kept(loaded) == again
         described = describe(loaded[-1].model)
         assert described is None or described.embedding_factor == 8.5
     assert found[0] == found[1]
