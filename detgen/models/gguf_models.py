@@ -39,7 +39,8 @@ _LEFT_OUT = {
 # Weights of all experts, which parameters they are, and which part of these.
 _EXPERTS = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<part>gate|up|down)_exps\.weight")
 _PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": ("down_proj", 0)}
-_LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the models that divide by the width of a head by hidden entries
+# Layers of the models with 27 billion parameters, whose queries are divided by sqrt(hidden size / heads).
+_LARGEST = {"gemma2": 46, "gemma3": 62}
 _CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is loaded
 _FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
 # Architectures whose joined queries, keys and values lie in another order there, or whose experts' corrections are not

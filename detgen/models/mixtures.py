@@ -75,7 +75,7 @@ MIXTURES = {
 
 
 def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
-    """A mixture of experts, the module of which may be the layer itof.
+    """A mixture of experts, the module of which may be the layer itself.
 
     Raises:
         UnknownError: if there is no row for it, or it is not what that says.
