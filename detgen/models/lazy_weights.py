@@ -74,8 +74,9 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
 
 def reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader | None:
     """What reads the weights of a model whose parameters are on `meta`; None if transformers has to load them."""
-    found = _read_buffers(model, folder, _of_text(model, stored.tensors), dtype)
-    if found is None:
+    try:
+        found = _read_buffers(model, folder, _of_text(model, stored.tensors), dtype)
+    except ValueError:
         return None
     names = {tensor.name for tensor in found}
     if len(names) != len(found):
@@ -117,10 +118,7 @@ def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtyp
 def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader:
     """What reads the weights of such a model whose parameters are on `meta`; errors as `quantized_model`."""
     of = mxfp4_weights if mxfp4_weights.are_there(stored.tensors) else bitsandbytes_weights
-    tensors = _read_buffers(model, folder, _of_text(model, stored.tensors), dtype)
-    if tensors is None:
-        raise ValueError("numbers are missing that it keeps beside its weights, or have another shape")
-    few, others = of.places(folder, tensors)
+    few, others = of.places(folder, _read_buffers(model, folder, _of_text(model, stored.tensors), dtype))
     for tensor in others:
         if not _plain(tensor):
             raise ValueError(f"{tensor.file}: {tensor.name}: nothing says what its numbers mean ({tensor.dtype})")
@@ -143,13 +141,13 @@ def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.d
     return Reader(model, found, dtype)
 
 
-def _read_buffers(
-    model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor], dtype: torch.dtype
-) -> list[Tensor] | None:
+def _read_buffers(model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Read what a model keeps beside its parameters, in place, as transformers does; the tensors that are left.
 
-    None if some of it is missing, or is not what the model has. What files have of numbers that are worked out is left
-    out, too.
+    What files have of numbers that are worked out is left out, too.
+
+    Raises:
+        ValueError: names what is missing, or not what the model has.
     """
     buffers, renamed = dict(model.named_buffers()), _RENAMED.get(type(model).__name__)
     names = [tensor.name if renamed is None else tensor.name.replace(*renamed) for tensor in tensors]
@@ -158,7 +156,7 @@ def _read_buffers(
     for name in buffers.keys() & model.state_dict().keys():
         tensor = named.get(name)
         if tensor is None or tuple(tensor.shape) != tuple(buffers[name].shape) or not _plain(tensor):
-            return None
+            raise ValueError(f"weights are missing, or do not fit config.json: {name}")
         numbers = whole(Place(folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at).read())
         if not any(part in name for part in in_32_bits):
             numbers = numbers.to(dtype)
