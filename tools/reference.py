@@ -13,14 +13,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from detgen import Completion, EngineConfig, Request, Score, ScoreRequest
-from detgen.cli import app
+from detgen.cli import COMMANDS, whole
 from detgen.outputs.records import AcceptanceLine, ErrorLine, ScoredToken, ScoreLine, TextLine, TokenEntry, keys_of
 from detgen.params import PARAMETERS
 
@@ -31,14 +29,14 @@ TABLE = re.compile(r"(?<=<!-- table: )(.+?)( -->\n\n).*?(?=\n\n<!-- end -->)", r
 def commands() -> dict[str, Any]:
     """The commands by what is typed after `detgen`: "run", "cache info"."""
 
-    def below(group: Any, before: str) -> Iterator[tuple[str, Any]]:
-        for name, command in group.commands.items():
-            if hasattr(command, "commands"):
-                yield from below(command, f"{before}{name} ")
-            else:
-                yield before + name, command
+    def all_of(name: str) -> Iterator[tuple[str, Any]]:
+        found = whole(name)
+        if hasattr(found, "commands"):
+            yield from ((f"{name} {part}", command) for part, command in found.commands.items())
+        else:
+            yield name, found
 
-    return dict(below(typer.main.get_command(app), ""))
+    return dict(chain.from_iterable(all_of(name) for name in COMMANDS))
 
 
 def rows(head: str, lines: Iterable[Iterable[str]]) -> str:

@@ -6,24 +6,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from detgen import __version__
-from detgen.cli import (
-    audit_command,
-    bench_command,
-    cache_command,
-    doctor_command,
-    export_command,
-    models_command,
-    report_command,
-    run_command,
-    schema_command,
-    verify_command,
-)
 from detgen.failing import DEBUG
 
 
@@ -58,8 +47,18 @@ def at_a_terminal() -> bool:
     return sys.stdin is None or sys.stdin.isatty()
 
 
+class _Listed(_Plain, TyperCommand):
+    """A command in the list of commands: its name and the first sentence of its help."""
+
+
 class _Commands(_Plain, TyperGroup):
     """The commands; a usage error that quotes what was typed is shown as plainly as everything else."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, found, rest = super().resolve_command(ctx, args)
+        if name and isinstance(found, _Listed):
+            found = whole(name)
+        return name, found, rest
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _shown_plainly():
@@ -119,21 +118,68 @@ def root(
         os.environ[DEBUG] = "1"
 
 
-_COMMANDS: dict[str, tuple[Any, str]] = {
-    "run": (run_command.run_command, run_command.RUN_EPILOG),
-    "score": (run_command.score_command, run_command.SCORE_EPILOG),
-    "audit": (audit_command.audit_command, audit_command.EPILOG),
-    "export": (export_command.export_command, export_command.EPILOG),
-    "report": (report_command.report_command, report_command.EPILOG),
-    "models": (models_command.models_command, models_command.EPILOG),
-    "doctor": (doctor_command.doctor_command, doctor_command.EPILOG),
-    "schema": (schema_command.schema_command, schema_command.EPILOG),
-    "bench": (bench_command.bench_command, bench_command.EPILOG),
-    "verify-determinism": (verify_command.verify_command, verify_command.EPILOG),
+# What is typed after `detgen`, the module that has it, and the first sentence of its help. The module is imported when
+# its command is typed: to declare the options of all takes longer than to show this list.
+COMMANDS = {
+    "run": ("run_command", "Generate text for every prompt of a file, or for prompts given here."),
+    "score": (
+        "run_command",
+        "Write the log-probabilities of given completions, or of whole texts, token by token and in sum.",
+    ),
+    "audit": (
+        "audit_command",
+        "Judge a finished or stopped run without generating: its manifest, files and lines, and each of its tokens.",
+    ),
+    "export": (
+        "export_command",
+        "Write a finished run as a table, or as results of the OpenAI batch API. OUT stays as it is.",
+    ),
+    "report": (
+        "report_command",
+        "Draw what a run did on one page of HTML: what was drafted, accepted, corrected and rolled back, and why.",
+    ),
+    "models": (
+        "models_command",
+        "List models, and what their weights and a thousand tokens of context take in memory.",
+    ),
+    "doctor": (
+        "doctor_command",
+        "Look at the processor, the compiled code, memory, caches and libraries, and generate a few tokens.",
+    ),
+    "schema": ("schema_command", "Print the JSON Schema of an input line: its keys, their types and what they mean."),
+    "bench": ("bench_command", "Measure detgen on this machine, beside transformers and whatever else is installed."),
+    "verify-determinism": (
+        "verify_command",
+        "Try to break the guarantee on this machine, with these models and prompts.",
+    ),
+    "cache": ("cache_command", "Show or prune the completion cache, which `detgen run --cache` fills."),
 }
-for _name, (_command, _epilog) in _COMMANDS.items():
-    _needs = _name not in ("run", "bench", "verify-determinism", "models", "doctor")  # something to be named
-    app.command(_name, cls=_Run if _name == "run" else _Command, no_args_is_help=_needs, epilog=_epilog)(_command)
-app.add_typer(cache_command.app, name="cache", cls=_Commands)
-for _name, (_command, _epilog) in cache_command.COMMANDS.items():
-    cache_command.app.command(_name, cls=_Command, epilog=_epilog)(_command)
+_MAY_BE_BARE = ("run", "bench", "verify-determinism", "models", "doctor")  # nothing has to be named
+
+
+def _listed() -> None:
+    """What a command is until it is imported."""
+
+
+for _name, (_, _line) in COMMANDS.items():
+    app.command(_name, cls=_Listed, help=_line)(_listed)
+
+
+def whole(name: str) -> Any:
+    """A command with its options, or a group with its commands."""
+    module = import_module(f"detgen.cli.{COMMANDS[name][0]}")
+    group = getattr(module, "group", None)
+    made = typer.Typer(
+        cls=_Commands,
+        callback=group,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+    for part, (command, epilog) in module.COMMANDS.items():
+        if group or part == name:
+            kind = _Run if part == "run" else _Command
+            bare = group or part in _MAY_BE_BARE
+            made.command(part, cls=kind, no_args_is_help=not bare, epilog=epilog)(command)
+    return typer.main.get_command(made)

@@ -63,3 +63,6 @@ def audit(out: Path, prompts: str | None, engine: EngineConfig, json_file: Path 
     if result.faults or not display.quiet:
         show_audit(result, out)
     return answered(result.as_dict(), json_file, display)
+
+
+COMMANDS = {"audit": (audit_command, EPILOG)}

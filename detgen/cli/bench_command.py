@@ -71,3 +71,6 @@ def bench_command(
 
     show(results, old, config.output, quiet=display.quiet)
     return status
+
+
+COMMANDS = {"bench": (bench_command, EPILOG)}

@@ -25,8 +25,6 @@ PRUNE_EPILOG = epilog(
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
-app = typer.Typer(no_args_is_help=True)
-
 
 def parse_age(text: str) -> float:
     """Seconds from `30d`, `12h`, `1.5w`, `90m` or `10s`."""
@@ -42,7 +40,6 @@ Folder = Annotated[
 ]
 
 
-@app.callback()
 def group() -> None:
     """Show or prune the completion cache, which `detgen run --cache` fills."""
 

@@ -27,3 +27,6 @@ def doctor_command(*, display: QuietDisplay) -> int:
         if finding.broken or not display.quiet:
             show_finding(finding)
     return FAILED if broken else DONE
+
+
+COMMANDS = {"doctor": (doctor_command, EPILOG)}

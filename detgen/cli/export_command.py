@@ -64,3 +64,6 @@ def export_command(
     if not display.quiet:
         show_export(exported)
     return DONE
+
+
+COMMANDS = {"export": (export_command, EPILOG)}

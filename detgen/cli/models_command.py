@@ -38,3 +38,6 @@ def models_command(
     if not display.quiet:
         show_models(found)
     return FAILED if any(model.error for model in found) else DONE
+
+
+COMMANDS = {"models": (models_command, EPILOG)}

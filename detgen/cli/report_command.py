@@ -63,3 +63,6 @@ def report_command(
     if report.faults.count or not display.quiet:
         show_report(report, output, size)
     return FAILED if report.faults.count else DONE
+
+
+COMMANDS = {"report": (report_command, EPILOG)}

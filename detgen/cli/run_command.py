@@ -178,3 +178,6 @@ def _quoted(word: str) -> str:
         c if c.isprintable() and c not in "'\\" else "".join(f"\\x{b:02x}" for b in os.fsencode(c)) for c in word
     )
     return f"$'{shown}'"
+
+
+COMMANDS = {"run": (run_command, RUN_EPILOG), "score": (score_command, SCORE_EPILOG)}

@@ -23,3 +23,6 @@ def schema_command(
 
     found = prompt_schema() if lines == "prompts" else score_schema()
     typer.echo(json.dumps(found, indent=2))
+
+
+COMMANDS = {"schema": (schema_command, EPILOG)}

@@ -122,3 +122,6 @@ def _replay(path: Path, display: QuietDisplay, *, trusted: bool) -> dict[str, An
     if found or not display.quiet:
         show_replay(found)
     return {"equal": found is None, "findings": [found.as_dict()] if found else []}
+
+
+COMMANDS = {"verify-determinism": (verify_command, EPILOG)}

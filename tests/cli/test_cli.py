@@ -11,6 +11,7 @@ import pytest
 from helpers.commands import RunWith, invoke
 
 from detgen import __version__
+from detgen.cli import COMMANDS, whole
 
 
 def test_root_help_has_the_commands_and_an_example() -> None:
@@ -18,6 +19,11 @@ def test_root_help_has_the_commands_and_an_example() -> None:
     assert result.exit_code == 0
     assert "run" in result.stdout
     assert "Example: detgen run" in result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_root_help_says_what_the_command_says_first(name: str) -> None:
+    assert (whole(name).help or "").split("\n")[0] == COMMANDS[name][1]
 
 
 def test_no_arguments_show_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +43,7 @@ def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
     code = (
         "import sys; from detgen.cli import app; app(sys.argv[1:], standalone_mode=False);"
         "heavy = {'torch', 'transformers', 'datasets', 'numpy', 'bitsandbytes', 'detgen.outputs', 'detgen.prompts'};"
+        "heavy |= {'pydantic'} if sys.argv[1:] == ['--help'] else set();"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)

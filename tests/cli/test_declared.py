@@ -192,8 +192,7 @@ def test_progress_for_programs(ask: Ask) -> None:
     assert [json.loads(line)["event"] for line in quiet] == ["notice", "error"]
 
 
-COMMANDS: Any = typer.main.get_command(cli.app)
-ALL = [name for name in COMMANDS.commands if name not in ("cache", "schema")]
+ALL = [name for name in cli.COMMANDS if name not in ("cache", "schema")]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_every_command_shows_its_work_alike(words: list[str]) -> None:
 
 
 def test_the_help_of_a_run_begins_with_what_people_need_first() -> None:
-    options = [p for p in COMMANDS.commands["run"].params if p.param_type_name == "option"]
+    options = [p for p in cli.whole("run").params if p.param_type_name == "option"]
     first = [p.opts[0] for p in options if p.rich_help_panel in (None, "Options")]
     last = [p.opts[0] for p in options if p.rich_help_panel == "Expert"]
     assert len(first) == 10
