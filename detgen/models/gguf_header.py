@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,17 +80,24 @@ def read_header(path: Path, name: str) -> Header:
         EngineError: the file is no GGUF file, is damaged, or has tensors that are not read here.
     """
     try:
-        with path.open("rb") as file:
-            if file.read(4) != MAGIC:
-                raise _WrongError("it is not a GGUF file; give one, or a folder in the Hugging Face layout")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return _Reader(content).header()
+        status = path.stat()
+        return _header(path, status.st_mtime_ns, status.st_size)
     except OSError as error:
         raise EngineError(f"cannot load the model {name}: {error.strerror}") from None
     except (struct.error, _EndError):
         raise EngineError(f"cannot load the model {name}: the file is cut short; fetch it again") from None
     except _WrongError as error:
         raise EngineError(f"cannot load the model {name}: {error}") from None
+
+
+@lru_cache(maxsize=8)
+def _header(path: Path, *of_this_file: int) -> Header:
+    """The header of a file, read once: a run asks for it before it loads anything, and a vocabulary takes its time."""
+    with path.open("rb") as file:
+        if file.read(4) != MAGIC:
+            raise _WrongError("it is not a GGUF file; give one, or a folder in the Hugging Face layout")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _Reader(content).header()
 
 
 class _WrongError(Exception):
