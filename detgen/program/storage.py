@@ -1,7 +1,7 @@
-"""Number formats of weights: how each is packed, and read again, in plain PyTorch.
+"""Number formats of weights, and how each is read, in plain PyTorch.
 
-Back ends read what is packed here: detgen/kernels/c/stored.h, pairs.h and whole.h, detgen/kernels/triton/linear.py and
-whole_linear.py. setup.py reads this module, so torch is imported when it is used.
+Weights are stored by detgen/kernels/c/arrange.c, and read by stored.h, pairs.h and whole.h there, and by linear.py and
+whole_linear.py of detgen/kernels/triton/. setup.py reads this module, so torch is imported when it is used.
 """
 
 from __future__ import annotations
@@ -109,39 +109,12 @@ def bf16(x: Tensor) -> Tensor:
     return found.masked_fill(found.abs() < SMALLEST, 0.0)
 
 
-def pack(storage: Storage, weights: Tensor, least: int = 0) -> Tensor:
-    """Weights, [..., inputs, PANEL], as they are stored, [..., inputs / together, others].
-
-    Numbers of PAIR, or whole numbers from `least` on, int8.
-    """
-    import torch
-
-    made = FORMATS[storage]
-    if storage == Storage.PAIR:
-        paired: Tensor = bf16(weights).unflatten(-2, (-1, PAIR)).transpose(-1, -2).flatten(-2)
-        return paired
-    # Those of a column that stand together are one number of so many bytes to whoever moves them.
-    rows = weights.transpose(-1, -2).contiguous().view(torch.int32 if made.together == TOGETHER else torch.int8)
-    return _in_planes(made, _codes(made, rows.transpose(-1, -2).contiguous().view(torch.int8), least))
-
-
 def unpack(storage: Storage, data: Tensor, least: int = 0) -> Tensor:
-    """What `pack` made of weights, again."""
+    """Weights, [..., inputs, PANEL], as they are before they are stored: numbers of PAIR, or whole numbers, int8."""
     made = FORMATS[storage]
     codes = data if storage == Storage.PAIR else _of_planes(made, data)
     codes = codes.unflatten(-1, (-1, made.together)).transpose(-1, -2).flatten(-3, -2)
     return codes if storage == Storage.PAIR else _whole(made, codes, least)
-
-
-def _codes(made: Format, whole: Tensor, least: int) -> Tensor:
-    """uint8, what is stored of whole numbers."""
-    import torch
-
-    if not made.levels:
-        return whole.view(torch.uint8) - least % 256
-    numbers = torch.zeros(256, dtype=torch.uint8)
-    numbers[torch.tensor(made.levels[::-1]) + 128] = torch.arange(16, dtype=torch.uint8).flip(0)
-    return numbers[whole.int() + 128]
 
 
 def _whole(made: Format, codes: Tensor, least: int) -> Tensor:
@@ -150,20 +123,6 @@ def _whole(made: Format, codes: Tensor, least: int) -> Tensor:
     if made.levels:
         return torch.tensor(made.levels, dtype=torch.int8, device=codes.device)[codes.int()]
     return (codes + least % 256).view(torch.int8)
-
-
-def _in_planes(made: Format, codes: Tensor) -> Tensor:
-    import torch
-
-    found, first, eight = [], 0, codes.view(torch.int64)  # no bit leaves its byte
-    for bits in made.planes:
-        parts = (eight >> first & repeated((1 << bits) - 1)).chunk(8 // bits, dim=-1)
-        plane = parts[0]
-        for at, part in enumerate(parts[1:], 1):
-            plane = plane | part << bits * at
-        found.append(plane)
-        first += bits
-    return (torch.cat(found, -1) if len(found) > 1 else found[0]).view(torch.uint8)
 
 
 def repeated(byte: int) -> int:

@@ -225,6 +225,20 @@ class Quantization(ctypes.Structure):
     )
 
 
+class Arrangement(ctypes.Structure):
+    """Weights, or scales, that go into panels as they are.
+
+    `width`: bytes of a number. `together`: inputs whose numbers of a column stand together. `low`, `high`: bits of the
+    planes that bytes go into, less `least`, or by a `table` of 256 if it is not null; 0 for those that stay bytes.
+    `rows`: as of `Quantization`. `data`: as of `Weight`, or of a member of `Scales`.
+    """
+
+    _fields_ = (
+        *((name, c_int64) for name in ("threads", "panels", "inputs", "width", "together", "low", "high", "least")),
+        *(("rows", _pointer("const void *const")), ("table", _pointer("const uint8_t")), ("data", _pointer("void"))),
+    )
+
+
 _STRUCTURES: tuple[Any, ...] = (
     *_NAMED.values(),
     *_KINDS.values(),
@@ -241,6 +255,7 @@ _STRUCTURES: tuple[Any, ...] = (
     Draws,
     Chain,
     Quantization,
+    Arrangement,
 )
 
 

@@ -55,6 +55,7 @@ def build(name: str) -> ctypes.CDLL | None:
             found.ranked.argtypes = [ctypes.POINTER(layout.Ranked)]
             found.draws.argtypes = [ctypes.POINTER(layout.Draws)]
             found.quantize.argtypes = [ctypes.POINTER(layout.Quantization)]
+            found.arrange.argtypes = [ctypes.POINTER(layout.Arrangement)]
             return found
     return None
 

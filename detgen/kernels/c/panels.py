@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 
 from detgen.kernels.c import huge_pages
-from detgen.kernels.c.quantizing import MADE, STORAGE, Empty, Form, Quantized, alike, cat, fits, quantize
+from detgen.kernels.c.layout import Arrangement
+from detgen.kernels.c.library import best_build
+from detgen.kernels.c.quantizing import (
+    MADE,
+    STORAGE,
+    Empty,
+    Form,
+    Quantized,
+    alike,
+    fits,
+    places_of,
+    quantize,
+    with_rows,
+)
 from detgen.program.operands import PANEL, Weight
-from detgen.program.storage import FORMATS, Storage, pack
-
-_BLOCK = 1 << 18  # entries that are rearranged at a time
+from detgen.program.storage import FORMATS, Storage
 
 
 def panels(
@@ -45,44 +58,62 @@ def panels(
             inputs=floats[0].shape[1],
             storage=MADE[form],
         )
-    if columns == PANEL:
-        found = [cat(found)]
-    one = found[0]
-    (outputs, inputs), count = one.shape, -(-one.shape[0] // columns)
-    if isinstance(one, Quantized):
-        storage, codes = one.storage, one.codes
+    few = [weight for weight in found if isinstance(weight, Quantized)]
+    scales, codes = None, None
+    if few:
+        storage, codes, least = few[0].storage, few[0].codes, FORMATS[few[0].storage].least
+        scales = few[0].scales.each(lambda *x: arranged(x, columns, empty), *(part.scales for part in few[1:]))
+        parts = [part.whole for part in few]
+        data = arranged(parts, columns, empty, storage, least if scales.minima is None else 0)
     else:
-        storage, codes = STORAGE[one.dtype], None
-        if form == "pairs" and one.dtype == torch.bfloat16 and inputs % 2 == 0:
+        storage, parts = STORAGE[floats[0].dtype], floats
+        if form == "pairs" and storage == Storage.BFLOAT and floats[0].shape[1] % 2 == 0:
             storage = Storage.PAIR
-    made = FORMATS[storage]
-    dtype: torch.dtype = getattr(torch, made.dtype)
-    width = made.together * PANEL * made.bits // (8 * dtype.itemsize)
-    data = empty(count, inputs // made.together, width, dtype=dtype)
-    scales = None
-    step = max(_BLOCK // (PANEL * inputs), 1)
-    for first in range(0, count, step):
-        rows = slice(first * columns, min((first + step) * columns, outputs))
-        parts = [w.rows(rows) if isinstance(w, Quantized) else w[rows] for w in found]
-        if storage < Storage.BYTE:
-            plain = _arranged([p for p in parts if isinstance(p, torch.Tensor)], columns)
-            data[first : first + step] = pack(storage, plain) if storage == Storage.PAIR else plain
-            continue
-        few = [part for part in parts if isinstance(part, Quantized)]
-        some = few[0].scales.each(lambda *x: _arranged(list(x), columns), *(part.scales for part in few[1:]))
-        scales = scales or some.each(lambda x: empty(count, *x.shape[1:], dtype=x.dtype))
-        scales.each(lambda to, x, first=first: to[first : first + step].copy_(x), some)
-        least = made.least if scales.minima is None else 0
-        data[first : first + step] = pack(storage, _arranged([part.whole for part in few], columns), least)
+        data = arranged(floats, columns, empty, storage)
     return Weight(
         data=data,
         scales=scales,
         codes=codes,
-        outputs=outputs,
-        columns=count * PANEL,
-        inputs=inputs,
+        outputs=sum(map(len, parts)) if columns == PANEL else len(parts[0]),
+        columns=len(data) * PANEL,
+        inputs=parts[0].shape[1],
         storage=storage,
     )
+
+
+def arranged(
+    parts: Sequence[torch.Tensor], columns: int, empty: Empty, storage: Storage | None = None, least: int = 0
+) -> torch.Tensor:
+    """Rows of numbers in panels, by arrange.c.
+
+    Args:
+        parts: [outputs, inputs] each, of one dtype.
+        columns: as of `panels`.
+        empty: likewise.
+        storage: how they are stored, [panels, inputs / together, others]; None for [panels, inputs, PANEL].
+        least: of whole numbers, the smallest that there may be.
+    """
+    kept, inputs = [with_rows(part) for part in parts], parts[0].shape[1]
+    places, made = places_of(kept, columns), None if storage is None else FORMATS[storage]
+    told = Arrangement(torch.get_num_threads(), len(places), inputs, kept[0].element_size(), 1)
+    width, dtype, table = PANEL, kept[0].dtype, None
+    if made is not None:
+        dtype = getattr(torch, made.dtype)
+        width = made.together * PANEL * made.bits // (8 * dtype.itemsize)
+        told.together, (told.low, told.high), told.least = made.together, (*made.planes, 0, 0)[:2], least
+        table = _codes(made.levels) if made.levels else None
+    data = empty(len(places), inputs // told.together, width, dtype=dtype)
+    told.rows, told.data = places.ctypes.data, data.data_ptr()
+    told.table = None if table is None else ctypes.addressof(table)
+    best_build().arrange(told)
+    return data
+
+
+@cache
+def _codes(levels: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint8]:
+    """Of each byte, the code of the level that it is; of what stands for two, the first one."""
+    found = {level % 256: code for code, level in reversed(list(enumerate(levels)))}
+    return (ctypes.c_uint8 * 256)(*(found.get(byte, 0) for byte in range(256)))
 
 
 def joined(
@@ -139,15 +170,3 @@ def halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
     if isinstance(weight, Quantized):
         return [weight.rows(part) for part in torch.arange(weight.shape[0]).chunk(2)]
     return list(weight.chunk(2))
-
-
-def _arranged(weights: list[torch.Tensor], columns: int) -> torch.Tensor:
-    """Rows of as many weights as a panel has parts, [panels, inputs, PANEL]."""
-    padded = [_padded(w, -(-w.shape[0] // columns) * columns) for w in weights]
-    parts = [w.reshape(-1, columns, w.shape[1]) for w in padded]
-    return (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).transpose(1, 2)
-
-
-def _padded(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    missing = rows - weight.shape[0]
-    return torch.cat([weight, weight.new_zeros(missing, *weight.shape[1:])]) if missing else weight

@@ -109,13 +109,8 @@ def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form, empty: E
         EngineError: if a weight is infinite, no number, or too large.
     """
     inputs = weights[0].shape[1]
-    kept = [weight if weight.stride(1) == 1 else weight.contiguous() for weight in weights]
-    rows = [w.data_ptr() + w.element_size() * w.stride(0) * np.arange(len(w), dtype=np.int64) for w in kept]
-    if columns == PANEL:
-        rows = [np.concatenate(rows)]
-    filled = [np.pad(x, (0, -len(x) % columns)).reshape(-1, columns) for x in rows]
-    places = np.ascontiguousarray(np.concatenate(filled, axis=1)).reshape(-1, PANEL)
-    made = FORMATS[MADE[form]]
+    kept = [with_rows(weight) for weight in weights]
+    places, made = places_of(kept, columns), FORMATS[MADE[form]]
     width = made.together * PANEL * made.bits // 8
     data = empty(len(places), inputs // made.together, width, dtype=torch.uint8)
     scales = _room(len(places), inputs, form, empty)
@@ -123,6 +118,25 @@ def quantize(weights: Sequence[torch.Tensor], columns: int, form: Form, empty: E
     told.rows, told.data = places.ctypes.data, data.data_ptr()
     _run(told, form)
     return data, scales
+
+
+def with_rows(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, [rows, entries], with the entries of a row behind each other."""
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def places_of(tensors: Sequence[torch.Tensor], columns: int) -> np.ndarray:
+    """Where the columns of panels lie in memory, int64 [panels, PANEL], 0 behind the last ones.
+
+    Args:
+        tensors: `with_rows`, one for each part of a panel; or, behind each other, as many as there are.
+        columns: of a part.
+    """
+    rows = [x.data_ptr() + x.element_size() * x.stride(0) * np.arange(len(x), dtype=np.int64) for x in tensors]
+    if columns == PANEL:
+        rows = [np.concatenate(rows)]
+    filled = [np.pad(x, (0, -len(x) % columns)).reshape(-1, columns) for x in rows]
+    return np.ascontiguousarray(np.concatenate(filled, axis=1)).reshape(-1, PANEL)
 
 
 def quantized(weight: Weight, form: Form) -> Weight:
