@@ -220,7 +220,7 @@ def parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 def as_typed(error: Exception, parameters: Iterable[Parameter] = ()) -> str:
     """An error's message and the limit of the system behind it, if there is one.
 
-    A setting out of range, or refused, is called by its option: `--batch-size must be ...`.
+    A setting out of range, refused, or given beside another, is called by its option: `--batch-size must be ...`.
     """
     infos = ((p.name, e) for p in parameters for e in p.annotation.__metadata__)
     names = {
@@ -229,7 +229,7 @@ def as_typed(error: Exception, parameters: Iterable[Parameter] = ()) -> str:
         if isinstance(e, OptionInfo) and isinstance(e.default, str)
     }
     said = re.sub(
-        r"^[a-z_]+(?= must be | is refused: )",
+        r"^[a-z_]+(?= must be | is refused: )|(?<=^both )[a-z_]+(?= and )|(?<= and )[a-z_]+(?= are given; )",
         lambda found: names.get(found[0], "--" + found[0].replace("_", "-")),
         str(error),
     )

@@ -131,7 +131,7 @@ class Bounded(Generic[_Result]):
         if code == 0:
             return None
         killed = code in (-signal.SIGPROF, -signal.SIGKILL, -signal.SIGABRT)  # libraries abort without memory
-        return _TOO_MUCH if killed else _FAILED + f"it broke down ({code})".encode()
+        return _TOO_MUCH if killed else _FAILED + f"it broke down ({f'signal {-code}' if code < 0 else code})".encode()
 
     def _too_much(self) -> str:
         # One text for both bounds: which of the two is met first may depend on the machine.

@@ -8,7 +8,7 @@ from typing import Any
 
 from detgen.engine.answer import spelling_of
 from detgen.engine.answering import Answering
-from detgen.engine.grammars import JSON, as_grammar, fault
+from detgen.engine.grammars import JSON, fault
 from detgen.engine.request import Request
 from detgen.engine.tools import called, functions
 from detgen.errors import RequestError
@@ -87,6 +87,6 @@ def _schema(name: str, function: dict[str, Any]) -> dict[str, Any]:
     given = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(given, dict) or given.get("type", "object") != "object":
         raise RequestError(f"tool_choice needs parameters of {name} that are a schema of an object")
-    if reason := fault(as_grammar("guided_json", json.dumps(given))):
+    if reason := fault("guided_json", json.dumps(given)):
         raise RequestError(f"tool_choice cannot be with the parameters of {name}: {reason}")
     return {**given, "type": "object", "x-guidance": JSON}

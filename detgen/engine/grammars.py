@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
+from detgen.engine.bounded import Bounded, BoundsError
 from detgen.errors import RequestError
 from detgen.params import GUIDES, SamplingParams
 
 # JSON is written as Python's json.dumps does: with free white space, a model that is not sure can go on with it for
 # ever. What llguidance does not know is refused, not ignored.
-JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+JSON: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
 _REASON = 300  # characters
+_STACK = 2 << 20  # bytes, a quarter of what threads have: where this is enough, llguidance recurses safely later
 # What llguidance advises is an option that makes it write what does not fit.
 _ADVICE = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf", "; write anyOf if a value may fit several"
 
@@ -61,16 +72,52 @@ def check_form(params: SamplingParams) -> None:
     if (name := form_of(params)) is None:
         return
     check_end(params, name)
-    if reason := fault(as_grammar(name, getattr(params, name))):
+    if reason := fault(name, getattr(params, name)):
         raise RequestError(f"{name} is refused: {reason}")
 
 
 @lru_cache(maxsize=256)
-def fault(grammar: str) -> str:
-    """Why llguidance cannot read a grammar, whatever the model; "" if it can."""
+def fault(name: str, value: Any) -> str:
+    """Why llguidance cannot read what a parameter asks for, whatever the model; "" if it can.
+
+    Args:
+        name: see `as_grammar`.
+        value: likewise.
+
+    Raises:
+        RequestError: as `as_grammar`.
+    """
+    return within_bounds(_READ, as_grammar(name, value))
+
+
+def within_bounds(call: Bounded[str], *arguments: Any) -> str:
+    """What is wrong by a function that has llguidance read something; or which bound it goes over."""
+    try:
+        return call(*arguments)
+    except BoundsError as error:
+        return f"llguidance cannot read it: {error}"
+
+
+def with_little_stack(function: Callable[..., str]) -> Callable[..., str]:
+    """The function in a thread with a small stack. What recurses too deeply ends the process, so this is for copies."""
+
+    def call(*arguments: Any) -> str:
+        with ThreadPoolExecutor(1) as pool:
+            former = threading.stack_size(_STACK)
+            started = pool.submit(function, *arguments)
+            threading.stack_size(former)
+            return started.result()
+
+    return call
+
+
+def _read(grammar: str) -> str:
     from llguidance import LLMatcher
 
     return one_line(LLMatcher.validate_grammar(grammar))
+
+
+_READ = Bounded(with_little_stack(_read))  # a stranger's grammar may take any time, memory and stack
 
 
 def one_line(reason: str) -> str:

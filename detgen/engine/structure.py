@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from detgen.engine.grammars import as_grammar, check_end, form_of, one_line
+from detgen.engine.bounded import Bounded
+from detgen.engine.grammars import as_grammar, check_end, form_of, one_line, with_little_stack, within_bounds
 from detgen.errors import RequestError
 from detgen.kernels.penalties import Mask
 from detgen.params import SamplingParams
@@ -40,6 +41,7 @@ class Structures:
         self._tokenizer, self._model, self._vocabulary, self._eos = tokenizer, model, vocabulary, eos
         self._known: OrderedDict[tuple[str, Any], Structure] = OrderedDict()
         self._own: Any = None
+        self._fault = Bounded(with_little_stack(self._found_wrong))
 
     def of(self, params: SamplingParams, calls: str | None = None) -> Structure | None:
         """What a request's text must be; None if it is free.
@@ -66,24 +68,28 @@ class Structures:
         return found
 
     def _compiler(self, name: str, value: Any) -> Callable[[], Any]:
-        """Makes matchers that know no token yet; made one, to see that it can."""
+        """Makes matchers that know no token yet; one was made elsewhere, to see that it can be."""
+        grammar = as_grammar(name, value)
+        self._llguidance(name)
+        if reason := within_bounds(self._fault, name, grammar):
+            raise RequestError(f"{name} is refused: {reason}")
+        return partial(self._matcher, name, grammar)
+
+    def _matcher(self, name: str, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
-        grammar = as_grammar(name, value)
         limits = LLParserLimits(max_lexer_states=_STATES, step_lexer_fuel=_FUEL, verbose_errors=False)
-        tokenizer = self._llguidance(name)
+        return LLMatcher(self._llguidance(name), grammar, log_level=0, limits=limits)
 
-        def compile() -> Any:
-            return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-
-        made = compile()
+    def _found_wrong(self, name: str, grammar: str) -> str:
+        """Why there is no matcher, or none that gives a mask; "" if there is."""
+        made = self._matcher(name, grammar)
         if not made.is_error():
             made.compute_bitmask()  # some errors are found only then
-        if made.is_error():
-            reason = one_line(made.get_error())
-            reason = "no text fits it" if reason.startswith("NoExtension") else reason
-            raise RequestError(f"{name} is refused: {reason}")
-        return compile
+        if not made.is_error():
+            return ""
+        reason = one_line(made.get_error())
+        return "no text fits it" if reason.startswith("NoExtension") else reason
 
     def _llguidance(self, name: str) -> Any:
         """The tokenizer as llguidance has it."""

@@ -57,8 +57,10 @@ def asked_form(record: dict[str, Any]) -> dict[str, Any]:
     """The parameters that a record's form stands for; none if it has no form.
 
     Raises:
-        RequestError: a form is wrong, or two keys say what the text must be.
+        RequestError: a form is wrong or empty, or two keys say what the text must be.
     """
+    if record.get("guided_choice") == []:
+        raise RequestError("guided_choice must have a text to choose, got []")
     given = [key for key in FORMS if record.get(key) not in (None, "", {})]
     if not given:
         return {}

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from detgen import Engine, Request, SamplingParams
+from detgen.engine import grammars
 from detgen.engine.structure import Masks, Structures
 from detgen.errors import RequestError
 
@@ -28,6 +29,9 @@ FORM = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
+# A chain of references, so long that llguidance recurses out of its stack.
+LINKS: dict[str, Any] = {"$ref": "#/$defs/0", "$defs": {"3000": {"type": "string"}}}
+LINKS["$defs"] |= {str(i): {"properties": {"x": {"$ref": f"#/$defs/{i + 1}"}}} for i in range(3000)}
 SCALARS: list[dict[str, Any]] = [
     {"type": "boolean"},
     {"type": "null"},
@@ -114,7 +118,12 @@ def test_what_is_written_fits(engine: Engine) -> None:
         ),
         ({"guided_json": {"$ref": "http://x/y"}}, "guided_json is refused: Resource 'http://x/y' is not present"),
         ({"guided_json": {"enum": []}}, "guided_json is refused: Unsatisfiable schema"),
+        (
+            {"guided_json": {"x-guidance": {"coerce_one_of": True}, "oneOf": [{"type": "string"}, {"minLength": 3}]}},
+            "guided_json is refused: oneOf constraints are not supported",
+        ),
         ({"guided_json": {"$ref": "#"}}, "guided_json is refused: no text fits it"),
+        ({"guided_json": LINKS}, "guided_json is refused: llguidance cannot read it: it broke down"),
         ({"guided_regex": "(?=x)y"}, "guided_regex is refused: at 1(8): invalid regex"),
         ({"guided_regex": "[a"}, "guided_regex is refused: at 1(8): invalid regex"),
         ({"guided_grammar": "start: x"}, 'guided_grammar is refused: at 1(8): unknown name: "x"'),
@@ -255,24 +264,47 @@ def test_what_is_forced_is_all_that_may_come(structures: Structures, asked: dict
     assert count > 20
 
 
+def test_what_takes_for_ever_is_refused(structures: Structures, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a model is there, and with its tokenizer: here by shorter bounds."""
+    patterns = {"type": "string", "allOf": [{"pattern": f".*a.{{{k}}}b"} for k in range(1, 20)]}
+    reason = "llguidance cannot read it: it takes more than 0.3 seconds or 2 GiB of memory"
+    monkeypatch.setattr(grammars._READ, "_seconds", 0.3)
+    assert grammars.fault("guided_json", json.dumps(patterns)) == reason
+    monkeypatch.setattr(structures._fault, "_seconds", 0.3)
+    with pytest.raises(RequestError, match=f"guided_json is refused: {reason}"):
+        structures.of(SamplingParams(guided_json=patterns))
+
+
 def test_sampled_texts_fit_the_distribution(engines: Callable[..., Engine], observe: Callable[..., Any]) -> None:
-    """Chi-square of first tokens at the 0.9999 quantile, against the softmax of the logits that the form allows."""
-    engine, n = engines(drafter="auto", batch_size=64), 1000
-    params = SamplingParams(max_tokens=2, temperature=1.0, seed=77, n=n, guided_regex="[0-9a-f]{1,6}")
-    found = observe(engine, [Request(0, 0, prompt="for i in range(", params=params)])
-    logits = found[0, 0].logits[0][0].double()
-    allowed = Masks(Structures(engine.tokenizer, "", engine.vocabulary, frozenset({0})).of(params)).after([])  # type: ignore[arg-type]
-    assert allowed is not None
-    logits[~torch.from_numpy(allowed.allowed(engine.vocabulary))] = -torch.inf
-    shares, counts = torch.softmax(logits, 0).tolist(), Counter(one.completion.token_ids[0] for one in found.values())
-    common = {i: n * p for i, p in enumerate(shares) if n * p >= 5}
-    assert all(shares[i] for i in counts)
-    rest = n - sum(common.values())
-    chi = sum((counts[i] - want) ** 2 / want for i, want in common.items())
-    chi += (n - sum(counts[i] for i in common) - rest) ** 2 / rest if rest > 1 else 0
-    freedom = len(common) - (rest <= 1)
-    assert freedom >= 4
-    assert chi < freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
+    """Chi-square at the 0.9999 quantile, against the softmax of the logits that the form allows.
+
+    Of first tokens, and of those that come second after the most frequent first one, many of them drafted.
+    """
+    engine = engines(drafter="ngram", batch_size=64)
+    params = SamplingParams(max_tokens=3, temperature=1.0, seed=77, n=1500, guided_regex="[0-9a-f]{2,6}")
+    found = list(observe(engine, [Request(0, 0, prompt="for i in range(", params=params)]).values())
+    structure = Structures(engine.tokenizer, "", engine.vocabulary, frozenset({0})).of(params)
+    assert structure is not None
+    first: list[int] = []
+    for place in range(2):
+        same = [one for one in found if [*one.completion.token_ids[:place]] == first]
+        # Of one to which nothing was drafted until then, each pass has one row.
+        logits = next(
+            o.logits[place][0] for o in same if all(len(rows) == 1 for rows in o.logits[: place + 1])
+        ).double()
+        allowed = Masks(structure).after(first)
+        assert allowed is not None
+        logits[~torch.from_numpy(allowed.allowed(engine.vocabulary))] = -torch.inf
+        counts, shares = Counter(one.completion.token_ids[place] for one in same), torch.softmax(logits, 0).tolist()
+        common = {i: len(same) * p for i, p in enumerate(shares) if len(same) * p >= 5}
+        assert all(shares[i] for i in counts)
+        rest = len(same) - sum(common.values())
+        chi = sum((counts[i] - want) ** 2 / want for i, want in common.items())
+        chi += (len(same) - sum(counts[i] for i in common) - rest) ** 2 / rest if rest > 1 else 0
+        freedom = len(common) - (rest <= 1)
+        assert freedom >= 4
+        assert chi < freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
+        first = [counts.most_common(1)[0][0]]
 
 
 @pytest.mark.parametrize(

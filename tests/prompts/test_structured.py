@@ -43,7 +43,6 @@ TEXT = json.dumps(SCHEMA)
         ({"structured_outputs": {"choice": ["a", "b"]}}, {"guided_choice": ("a", "b")}),
         ({"structured_outputs": {"grammar": "start: x"}}, {"guided_grammar": "start: x"}),
         ({"guided_regex": "[a]"}, {"guided_regex": "[a]"}),
-        ({"guided_choice": []}, {}),
     ],
 )
 def test_forms(tmp_path: Path, keys: dict[str, Any], asked: dict[str, Any]) -> None:

@@ -218,6 +218,7 @@ def test_an_audit_derives_the_masks(engine: Engine, alone: Path) -> None:
         {"guided_regex": "[A-Z]+"},
         {"guided_choice": ["yes", "no"]},
         {"messages": ASKED, "tools": TOOLS, "tool_choice": "required"},
+        {"guided_choice": ["yes", "no"], "deterministic": False},
     ],
 )
 def test_an_audit_finds_a_text_that_does_not_fit(
@@ -225,7 +226,8 @@ def test_an_audit_finds_a_text_that_does_not_fit(
 ) -> None:
     """A text that was free when it was written, of a prompt that is said to have asked for a form."""
     path = tmp_path / "prompts.jsonl"
-    prompt = {key: form.pop(key) for key in ("messages", "tools") if key in form} or {"prompt": "x = "}
+    prompt = {key: form.pop(key) for key in ("messages", "tools", "deterministic") if key in form}
+    prompt |= {} if "messages" in prompt else {"prompt": "x = "}
     for name, asked in (("free", {}), ("asked", form)):
         path.write_text(json.dumps({**prompt, **asked}) + "\n")
         go(path, tmp_path / name, drafter="auto", batch_size=7)

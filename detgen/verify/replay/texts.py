@@ -200,6 +200,11 @@ class TextReplay(Replay):
                 self._give_up(sample, "does not have logprobs for each token")
                 return
 
+        for i, token in enumerate(sample.tokens):
+            adjustment = sample.choice(i).adjustment
+            if adjustment is not None and adjustment.mask is not None and not adjustment.mask.allows(token):
+                self._give_up(sample, f"token {i} does not fit the form of the text")
+                return
         possible = []
         for i, (token, entry) in enumerate(zip(sample.tokens, seq.logprobs, strict=False)):
             choice = sample.choice(i)
