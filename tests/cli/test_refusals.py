@@ -42,6 +42,7 @@ CASES = {
     "run p.jsonl --json-schema not.json": '--json-schema is refused: Unimplemented keys: ["not"]',
     "run p.jsonl --regex (a": "--regex is refused: at 1(8): invalid regex",
     "run p.jsonl --choice a --ignore-eos": "ignore_eos cannot be with guided_choice: a text that fits ends",
+    "run p.jsonl --choice a --regex b": "both --regex and --choice are given; give one of them",
     "run p.jsonl -o p.jsonl": "is a file, not a folder",
     **dict.fromkeys(
         ("export out --to csv -o -", "report out -o -", "bench -o -"),

@@ -66,6 +66,7 @@ def test_forms(tmp_path: Path, keys: dict[str, Any], asked: dict[str, Any]) -> N
         ({"structured_outputs": "a"}, "structured_outputs must be an object, got 'a'"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs must have one of json, regex,"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag is not supported"),
+        ({"guided_choice": []}, "guided_choice must have a text to choose, got []"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice must have a text to choose, got []"),
         ({"guided_json": {}, "guided_regex": "a"}, "both guided_json and guided_regex are given; give one of them"),
         (

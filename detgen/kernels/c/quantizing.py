@@ -81,7 +81,7 @@ def alike(weights: Sequence[torch.Tensor | Quantized]) -> Sequence[torch.Tensor 
     return found if len({w.dtype for w in found}) == 1 else [w.float() for w in found]
 
 
-def cat(weights: Sequence[torch.Tensor | Quantized], dim: int = 0) -> torch.Tensor | Quantized:
+def cat(weights: Sequence[torch.Tensor | Quantized], dim: int) -> torch.Tensor | Quantized:
     """The weights, one behind the other, in one form."""
     weights = alike(weights)
     if len(weights) == 1:
