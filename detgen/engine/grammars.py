@@ -47,7 +47,7 @@ def as_grammar(name: str, value: Any) -> str:
         value: of the parameter; of `tool_choice`, the grammar of the calls.
 
     Raises:
-        RequestError: it is none; gives llguidance's reason.
+        RequestError: it is none; says llguidance's reason and nothing else.
     """
     from llguidance import LLMatcher, grammar_from
 
@@ -57,7 +57,7 @@ def as_grammar(name: str, value: Any) -> str:
         kind: Any = "grammar" if name == "tool_choice" else name.removeprefix("guided_")
         return grammar_from(kind, json.dumps(value) if kind == "choice" else value)
     except Exception as error:  # its converter may raise anything
-        raise RequestError(f"{name} is refused: {one_line(str(error))}") from None
+        raise RequestError(one_line(str(error))) from None
 
 
 def check_form(params: SamplingParams) -> None:
@@ -83,11 +83,8 @@ def fault(name: str, value: Any) -> str:
     Args:
         name: see `as_grammar`.
         value: likewise.
-
-    Raises:
-        RequestError: as `as_grammar`.
     """
-    return within_bounds(_READ, as_grammar(name, value))
+    return within_bounds(_READ, name, value)
 
 
 def within_bounds(call: Bounded[str], *arguments: Any) -> str:
@@ -111,10 +108,13 @@ def with_little_stack(function: Callable[..., str]) -> Callable[..., str]:
     return call
 
 
-def _read(grammar: str) -> str:
+def _read(name: str, value: Any) -> str:
     from llguidance import LLMatcher
 
-    return one_line(LLMatcher.validate_grammar(grammar))
+    try:
+        return one_line(LLMatcher.validate_grammar(as_grammar(name, value)))
+    except RequestError as error:
+        return str(error)
 
 
 _READ = Bounded(with_little_stack(_read))  # a stranger's grammar may take any time, memory and stack

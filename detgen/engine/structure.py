@@ -69,11 +69,10 @@ class Structures:
 
     def _compiler(self, name: str, value: Any) -> Callable[[], Any]:
         """Makes matchers that know no token yet; one was made elsewhere, to see that it can be."""
-        grammar = as_grammar(name, value)
         self._llguidance(name)
-        if reason := within_bounds(self._fault, name, grammar):
+        if reason := within_bounds(self._fault, name, value):
             raise RequestError(f"{name} is refused: {reason}")
-        return partial(self._matcher, name, grammar)
+        return partial(self._matcher, name, as_grammar(name, value))
 
     def _matcher(self, name: str, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
@@ -81,9 +80,12 @@ class Structures:
         limits = LLParserLimits(max_lexer_states=_STATES, step_lexer_fuel=_FUEL, verbose_errors=False)
         return LLMatcher(self._llguidance(name), grammar, log_level=0, limits=limits)
 
-    def _found_wrong(self, name: str, grammar: str) -> str:
+    def _found_wrong(self, name: str, value: Any) -> str:
         """Why there is no matcher, or none that gives a mask; "" if there is."""
-        made = self._matcher(name, grammar)
+        try:
+            made = self._matcher(name, as_grammar(name, value))
+        except RequestError as error:
+            return str(error)
         if not made.is_error():
             made.compute_bitmask()  # some errors are found only then
         if not made.is_error():
