@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers.fakes import content, kept_in
-from helpers.real_workers import RAY, WORKER, alive, family, one_process, wait_for, write_prompts
+from helpers.real_workers import RAY, alive, family, one_process, wait_for, workers, write_prompts
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +44,8 @@ def test_workers_that_are_killed_are_replaced(
     while kills < tries(5):
         time.sleep(draw.uniform(0, 4))
         assert process.poll() is None, "it ended before all kills"
-        if workers := alive(family(process.pid), WORKER):
-            os.kill(draw.choice(workers), signal.SIGKILL)
+        if running := workers(family(process.pid)):
+            os.kill(draw.choice(running), signal.SIGKILL)
             kills += 1
     _end(process, 0)
     assert content(out)["outputs.jsonl"] == alone["outputs.jsonl"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -64,6 +65,16 @@ def alive(processes: list[psutil.Process], *names: str) -> list[int]:
         if command and (not names or any(name in command for name in names)):
             found.append(each.pid)
     return found
+
+
+def workers(processes: list[psutil.Process]) -> list[int]:
+    """The workers that run; a copy of one, in which it reads forms, is a part of it."""
+    found = set(alive(processes, WORKER))
+    copies: set[int] = set()
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            copies |= {child.pid for child in each.children()} if each.pid in found else set()
+    return sorted(found - copies)
 
 
 def wait_for(done: Callable[[], Any], seconds: float = 120) -> None:

@@ -15,11 +15,11 @@ from helpers.real_workers import (
     ENGINE,
     PARAMS,
     RAY,
-    WORKER,
     alive,
     family,
     one_process,
     wait_for,
+    workers,
     write_prompts,
 )
 
@@ -42,7 +42,7 @@ def test_a_run_whose_coordinator_is_killed_or_interrupted_resumes(tmp_path: Path
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
         wait_for(lambda before=samples: kept_in(out) > before + 20)  # type: ignore[misc]
         started = family(process.pid)
-        assert len(alive(started, WORKER)) == 2
+        assert len(workers(started)) == 2
         if number == signal.SIGKILL:
             process.kill()
         else:

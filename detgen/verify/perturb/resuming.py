@@ -107,4 +107,4 @@ def _line(request: Request) -> dict[str, Any]:
         "continue_final_message": request.continue_final_message or None,
         **dict(request.params),
     }
-    return {key: value for key, value in line.items() if value is not None}
+    return {key: value for key, value in line.items() if value is not None and value != ()}
