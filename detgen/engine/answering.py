@@ -43,7 +43,8 @@ class Answering:
         if found is None or not found.tool_calls:
             return found
         tools = functions(request.tools)
-        return found._replace(tool_calls=tuple(self._judged(call, tools) for call in found.tool_calls))
+        calls = found.tool_calls if request.parallel_tool_calls else found.tool_calls[:1]
+        return found._replace(tool_calls=tuple(self._judged(call, tools) for call in calls))
 
     def _judged(self, call: ToolCall, tools: dict[str, dict[str, Any]]) -> ToolCall:
         """A call, and what is wrong with it."""

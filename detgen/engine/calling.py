@@ -42,7 +42,7 @@ def grammar_of(request: Request, prompt: list[int], answering: Answering) -> str
             " leave it out, or make it auto"
         )
     schemas = {name: json.dumps(_schema(name, tools[name])) for name in names}
-    many = request.tool_choice == "required"
+    many = request.tool_choice == "required" and request.parallel_tool_calls
     text = _calls(kind, schemas, answering.spelled, many=many)
     if think is None:
         return f"start: calls\n{text}"

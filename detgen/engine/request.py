@@ -39,6 +39,7 @@ class Request:
         tools: what a chat may call, given to the chat template.
         tool_choice: whether it calls them: "auto" (the model decides), "none" (what it writes is no call),
             "required", or the one that it must call, as the OpenAI API names it.
+        parallel_tool_calls: whether an answer may have several calls.
         chat_template_kwargs: further variables of the chat template.
         continue_final_message: whether a chat's last message, the assistant's, is continued rather than answered.
         params: how its tokens are chosen.
@@ -59,6 +60,7 @@ class Request:
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
     continue_final_message: bool = False
     echo: bool = False
     only: tuple[int, ...] | None = None

@@ -19,6 +19,7 @@ from detgen.prompts import BadLine
 
 _CONTENT = ("prompt", "messages", "token_ids", "tools", "chat_template_kwargs", "continue_final_message")
 _OF_CHATS = ("tool_choice",)  # what has no place in the digests of other prompts, which stay what they were before
+_LATER = {"parallel_tool_calls": True}  # what digests have only where it is something else
 _NO_NUMBER = frozenset(("nan", "inf", "-inf"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -177,8 +178,10 @@ def request_digest(request: Request) -> str:
     asked = {name: getattr(request, name) for name in Request.__slots__} | {"params": dict(request.params)}
     del asked["index"], asked["line"]  # the place in the input
     del asked["only"]  # what is left of it to run
-    if request.messages is None:
-        for name in _OF_CHATS:
+    for name in () if request.messages is not None else _OF_CHATS:
+        del asked[name]
+    for name, usual in _LATER.items():
+        if asked[name] == usual:
             del asked[name]
     asked |= _guided_by(request)
     if isinstance(request, ScoreRequest):
@@ -207,6 +210,7 @@ def content_digest(request: Request) -> str | None:
     params = {name: value for name, value in request.params if PARAMETERS[name].changes_text}
     # Keys stay in their order, since a chat template may print an object as it is.
     names = _CONTENT if request.messages is None else (*_CONTENT, *_OF_CHATS)
+    names = (*names, *(name for name, usual in _LATER.items() if getattr(request, name) != usual))
     asked = [{name: getattr(request, name) for name in names}, params | _guided_by(request)]
     text = json.dumps(asked, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -18,7 +18,7 @@ _NOTHING = object()
 # The type of the values of each key; those of `_STRUCTURES` are lists or objects, or may be.
 _TYPES: dict[str, type] = {name: parameter.kind for name, parameter in PARAMETERS.items()}
 _TYPES |= {alias: _TYPES[name] for alias, name in ALIASES.items()}
-_TYPES |= {"id": str, "prompt": str, "continue_final_message": bool}
+_TYPES |= {"id": str, "prompt": str, "continue_final_message": bool, "parallel_tool_calls": bool}
 _INTEGERS = [name for name, its in _TYPES.items() if its is int]
 _STRUCTURES = KEYS - {name for name, its in _TYPES.items() if its is not tuple} | {"guided_json"}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}

@@ -94,6 +94,10 @@ class ChatLine(Line):
         NotRequired[Literal["auto", "none", "required"] | dict[str, Any] | None],
         Field(description="Whether the model may call them, or must: auto, none, required, or the one to be called."),
     ]
+    parallel_tool_calls: Annotated[
+        NotRequired[bool | None],
+        Field(description="Whether an answer may call several; if not, it has the first call."),
+    ]
     chat_template_kwargs: Annotated[
         NotRequired[dict[str, Any] | None], Field(description="Further variables of the chat template.")
     ]
@@ -149,6 +153,7 @@ SCORED = {"text": ScoredText, "completion": ScoredCompletion, "completions": Sco
 CHAT_KEYS: dict[str, Any] = {
     "tools": [],
     "tool_choice": "auto",
+    "parallel_tool_calls": True,
     "chat_template_kwargs": {},
     "reasoning_effort": "",
     "continue_final_message": False,

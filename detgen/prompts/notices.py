@@ -116,5 +116,6 @@ class _Seen:
 
 def _asked(request: Request) -> tuple[Any, ...]:
     """Everything that decides a sample."""
-    chat = (request.tools, request.tool_choice, request.chat_template_kwargs, request.continue_final_message)
+    calls = (request.tools, request.tool_choice, request.parallel_tool_calls)
+    chat = (*calls, request.chat_template_kwargs, request.continue_final_message)
     return request.prompt, request.messages, request.token_ids, chat, request.params

@@ -157,6 +157,7 @@ def _chat(record: dict[str, Any]) -> dict[str, Any]:
             raise RequestError("reasoning_effort has another value in chat_template_kwargs; give it once")
         asked["chat_template_kwargs"] = {**variables, "reasoning_effort": effort}
     given = {key: value or None for key, value in asked.items()} | {"continue_final_message": goes_on}
+    given["parallel_tool_calls"] = record.get("parallel_tool_calls") is not False
     called(asked["tool_choice"], list(functions(asked["tools"])))
     return given | {"tool_choice": asked["tool_choice"] or "auto"}
 

@@ -71,7 +71,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "max_time": ((), "an output may not depend on time; give max_tokens"),
     "function_call": (("auto", "none"), _TOOLS),
     "functions": ((), "give tools"),
-    "parallel_tool_calls": ((True,), _TOOLS),
     "enable_thinking": ((), _TEMPLATE),
     "chat_template": ((), "detgen uses the model's own chat template"),
     "truncate_prompt_tokens": ((-1,), _PROMPT),

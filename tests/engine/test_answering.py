@@ -104,6 +104,12 @@ def test_what_is_wrong_with_a_call(
     assert f'"arguments": {found.tool_calls[0].arguments}' in call
 
 
+def test_one_call_is_kept_where_several_are_not_wanted(tokenizer: Any) -> None:
+    twice = CALL.replace("}]", '}, {"name": "f", "arguments": {"x": 2}}]')
+    assert answer(tokenizer, twice) == Answer(None, None, (CALLED, CALLED._replace(arguments='{"x": 2}')))
+    assert answer(tokenizer, twice, parallel_tool_calls=False) == Answer(None, None, (CALLED,))
+
+
 def test_marks_that_are_special_tokens(tokenizer: Any) -> None:
     called = Answer(None, None, (CALLED,))
     assert answer(tokenizer, CALL) == called

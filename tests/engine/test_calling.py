@@ -77,6 +77,25 @@ def test_calls_are_made(templated: Callable[..., Engine], template: str) -> None
             )
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("template", [CALLS, LISTED, LISTED_BY_NAME])
+def test_several_calls_fit_unless_they_are_not_wanted(
+    templated: Callable[..., Engine], template: str, parallel: bool
+) -> None:
+    engine = templated(template, drafter="none", batch_size=8)
+    [seq] = engine.sequences(replace(chat("required"), parallel_tool_calls=parallel))
+    assert seq.structure is not None
+    call = '{"name": "put-it", "arguments": {}}'
+    text = {
+        CALLS: "\n".join([f"<tool_call>\n{call}\n</tool_call>"] * 2),
+        LISTED: f"[TOOL_CALLS][{call}, {call}]",
+        LISTED_BY_NAME: "[TOOL_CALLS]put-it[ARGS]{}" * 2,
+    }[template]
+    ids = engine.tokenizer(text, add_special_tokens=False).input_ids
+    matcher = seq.structure.start()
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is parallel
+
+
 @pytest.mark.parametrize(
     ("template", "text", "fits"),
     [

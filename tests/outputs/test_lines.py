@@ -142,6 +142,7 @@ def test_digests_of_texts_stay() -> None:
         {"tools": [{}]},
         {"chat_template_kwargs": {"a": 1}},
         {"continue_final_message": True},
+        {"parallel_tool_calls": False},
         {"echo": True},
     ],
 )
@@ -178,6 +179,7 @@ def test_the_content_of_a_request_is_what_its_samples_depend_on() -> None:
         replace(one, tool_choice="none"),
         replace(one, chat_template_kwargs={"enable_thinking": True}),
         replace(one, continue_final_message=True),
+        replace(one, parallel_tool_calls=False),
         *(replace(one, params=params.with_(**{name: value})) for name, value in OTHER_PARAMS.items()),
     ]
     assert len({content_digest(each) for each in (one, *other)}) == len(other) + 1

@@ -80,6 +80,7 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
     keys = {
         "tools": tools,
         "tool_choice": "none",
+        "parallel_tool_calls": False,
         "chat_template_kwargs": {"enable_thinking": False},
         "continue_final_message": True,
     }
@@ -89,7 +90,7 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
     assert not item.metadata
     plain = chat(tmp_path, USER)
     empty: dict[str, Any] = {"tools": [], "tool_choice": "auto", "chat_template_kwargs": {}}
-    empty |= {"reasoning_effort": None, "continue_final_message": False}
+    empty |= {"reasoning_effort": None, "continue_final_message": False, "parallel_tool_calls": True}
     assert chat(tmp_path, USER, **empty) == plain
     assert chat(tmp_path, USER, **dict.fromkeys(empty)) == plain
 
@@ -100,6 +101,7 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
         ({"tools": {"type": "function"}}, "tools must be a list of objects, got an object"),
         ({"tools": ["f"]}, "tools[0] must be an object, got a string"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be an object, got a list"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls must be true or false, got a number"),
         ({"continue_final_message": 1}, "continue_final_message must be true or false, got a number"),
         (
             {"continue_final_message": True},
