@@ -15,13 +15,24 @@ CONTEXT = 1024
 # with either is cut into the same tokens as the text it was taken from.
 SPLIT = r"\n+| {2,}|[^\s\p{L}\p{N}]?\p{L}+| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s"
 
-# A conversation reads as a Python file: requests are comments, answers are code.
+# A conversation reads as a Python file: requests, tools and their results are comments, answers are code. The models
+# were not trained to call tools; where a call is asked for, its form comes from the grammar.
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}"
+    "{{ '# Tool: ' ~ (tool.function or tool) | tojson ~ '\\n' }}"
+    "{% endfor %}"
     "{% for message in messages %}"
-    "{% if message['role'] in ['system', 'user'] %}"
+    "{% if message['role'] in ['system', 'user', 'tool'] %}"
     "{{ '# ' ~ (message['content'] | trim | replace('\\n', '\\n# ')) ~ '\\n' }}"
     "{% elif message['role'] == 'assistant' %}"
+    "{% if message['content'] or not message['tool_calls'] %}"
     "{{ (message['content'] | trim) ~ '\\n\\n' }}"
+    "{% endif %}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>\\n{\"name\": ' ~ call.function.name | tojson ~ ', \"arguments\": ' }}"
+    "{{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}"
+    "{{ '}\\n</tool_call>\\n' }}"
+    "{% endfor %}"
     "{% else %}"
     "{{ raise_exception('unknown role: ' ~ message['role']) }}"
     "{% endif %}"

@@ -21,7 +21,7 @@ from detgen.outputs.lines import dump
 PROMPTS = Path(__file__).parents[2] / "sample_prompts"
 # SHA-256 of outputs.jsonl with 32 tokens a sample, by the file and the temperature, without keys that came later.
 KNOWN = {
-    ("batch.jsonl", "0"): "757fdd50267000268ef3c5c93bfb353c93dd35344b7a965463ac54ca4dae92f0",
+    ("batch.jsonl", "0"): "8dbe858b6b3f05204e1878eed2ba135dd8b4287a149dd2eec2bbffa4327606ec",
     ("code.jsonl", "0"): "f0287f841f3ff64be05297fa4f4943f5ded70c8b4fcf0dae1f10b1422e86f833",
     ("code.jsonl", "0.8"): "318b57f4d76a80d982e900d53e91f17672166b18a68906117753252f2e4ad86f",
     ("mistakes.jsonl", "0"): "2abd2957f31158275428bbe043c3a5905f05843bd94e8be9c482eba607b12154",
@@ -30,6 +30,7 @@ KNOWN = {
     ("prompts.json", "0.8"): "48b1cfbd565cc06ae03fd709f75e6bc097765da4d03f94edb60a58037365da27",
     ("prompts.txt", "0.8"): "c326d633c886ed1114b9676b8f7598f9fc026d3d724f41134c001cb7fb9e4ebe",
     ("structured.jsonl", "0"): "f871acdae482b499074526ca40caa6a5b59b4a699f78cff9f0dafb00e2fd6901",
+    ("tools.jsonl", "0"): "835f36be713a89b9b48c0be0b0d748dc996c777f883c04152f72d288af7b0f58",
     ("chat.jsonl", "0.8"): "9487db59ad586dff29986daa927825bb32d91e51f9e0de2dba938e6b370911f6",
     ("coin_flips.jsonl", "0"): "e8a1fc002ae8b4c7a17ad4d554b65dd5c8b28822986ae83da9239118afe577b1",
 }
@@ -37,7 +38,7 @@ SCORES = "cebd77d5b0e3d075ac592ffce6873f853a572e802cf58cfd338576ad70b9f200"
 # With every build; that their passes agree bit for bit is tested in kernels/c/test_processors.py.
 EVERYWHERE = {
     "plain": (("prompts.txt", "0.8"),),
-    "avx2": (("parameters.jsonl", "0"), ("structured.jsonl", "0")),
+    "avx2": (("parameters.jsonl", "0"), ("structured.jsonl", "0"), ("tools.jsonl", "0")),
 }
 
 
@@ -79,7 +80,7 @@ def test_results_are_known(tmp_path: Path, options: tuple[str, ...]) -> None:
     data = (tmp_path / "results.jsonl").read_bytes()
     kinds = [type(check(line)).__name__ for line in data.splitlines()]
     assert kinds == ["ChatCompletion", "ChatCompletion", "Completion", "Failure"]
-    assert hashlib.sha256(data).hexdigest() == "0c53df17fdebe7191b3a8c003119d68bc2b266014a4e161d6024a020e25cacee"
+    assert hashlib.sha256(data).hexdigest() == "6b9fcd3ecb30ecedc50c8d3a6cfd57d123452587e3e755b88099d30ab96c773f"
 
 
 @pytest.mark.parametrize("size", ["1", "16"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,11 @@ def test_a_conversation_reads_as_a_python_file() -> None:
     ]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == "# Add.\n# Two numbers.\na + b\n\n# Again.\n"
+    call = {"function": {"name": "f", "arguments": {"x": 1}}}
+    called: Any = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2"}]
+    tools: Any = [{"type": "function", "function": {"name": "f"}}]
+    text = tokenizer.apply_chat_template(called, tools=tools, tokenize=False)
+    assert text == '# Tool: {"name": "f"}\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>\n# 2\n'
     with pytest.raises(Exception, match="unknown role: robot"):
         tokenizer.apply_chat_template([{"role": "robot", "content": "x"}], tokenize=False)
 

@@ -22,6 +22,7 @@ _FORMS: dict[int, dict[str, Any]] = {
     1: {"guided_json": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}},
     5: {"guided_regex": "[a-z_]+ = [0-9]+"},
     9: {"guided_choice": ("none", "other")},
+    13: {"guided_grammar": 'root ::= term (" + " term){1,3}\nterm ::= [a-z] | [1-9]'},
 }
 # Which of them call a tool, where the model can.
 _CALLING = 3

@@ -21,7 +21,6 @@ from detgen.verify.perturb.prompts import FULL, QUICK, left_out, read_pool, repe
 from detgen.verify.perturb.result import Case
 from detgen.verify.replay.reading import refusal
 
-CALLS = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}{# <tool_call> #}"
 LONG = "def add_all(numbers, start=0, *, key=None, reverse=False):\n    "
 CHAT = [{"role": "user", "content": "Write a function that adds."}]
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "Add two numbers."}]}]
@@ -100,16 +99,17 @@ def test_some_embedded_prompts_have_forms_and_call_tools(
 ) -> None:
     """Where the chat template has calls; what they call is the same under settings that change all else."""
     asked = [
-        [r.params.guided_json, r.params.guided_regex, *r.params.guided_choice]
+        [r.params.guided_json, r.params.guided_regex, r.params.guided_grammar, *r.params.guided_choice]
         for r in read_pool(None, None, None, QUICK).requests
     ]
-    assert sum(any(forms) for forms in asked) > 8
+    assert sum(any(forms) for forms in asked) > 12
 
     def can_run(request: Request) -> bool:
         return refusal(engine, request) is None
 
-    assert with_calls(pool.requests, can_run) == pool.requests
-    monkeypatch.setattr(engine.tokenizer, "chat_template", CALLS)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
+        assert with_calls(pool.requests, can_run) == pool.requests
     pool.requests = with_calls(pool.requests, can_run)
     calling = [r.with_params(max_tokens=24) for r in pool.requests if r.tools]
     assert len(calling) == 1
