@@ -18,6 +18,7 @@ import jsonschema
 import pytest
 from helpers.adapters import factors, write
 from helpers.checks import Silent
+from helpers.commands import invoke
 from helpers.tampering import Changed, edit_manifest
 
 from detgen import Engine, EngineConfig, SamplingParams
@@ -109,6 +110,11 @@ def alone(go: Callable[..., RunSummary], prompts: Path, tmp_path_factory: pytest
     return out / "out"
 
 
+def options_of(models: dict[str, Path]) -> list[str]:
+    """Those of the command for the run."""
+    return [*(f"--{name}={path}" for name, path in models.items()), "--max-tokens=24", "--quiet"]
+
+
 def written(out: Path) -> dict[tuple[str, int], dict[str, Any]]:
     lines = map(json.loads, (out / "outputs.jsonl").read_bytes().splitlines())
     return {(line["id"], line["sample"]): line for line in lines}
@@ -179,12 +185,18 @@ def test_a_cache_gives_the_same_bytes(
     assert verified(tmp_path / "out") == verified(alone)
 
 
+def test_workers_write_the_same_bytes(models: dict[str, Path], alone: Path, prompts: Path, tmp_path: Path) -> None:
+    """Processes of their own, with an adapter."""
+    done = invoke("run", str(prompts), "-o", str(tmp_path / "out"), *options_of(models), "--workers=2", "--threads=2")
+    assert done.exit_code == 0, done.output
+    assert verified(tmp_path / "out") == verified(alone)
+
+
 def test_a_killed_run_resumes_to_the_same_bytes(
     go: Callable[..., RunSummary], models: dict[str, Path], alone: Path, prompts: Path, tmp_path: Path
 ) -> None:
     """The real command, in plain C, killed when some samples are committed; this process ends it."""
-    options = [f"--{name}={path}" for name, path in models.items()]
-    options += ["--max-tokens=24", "--batch-size=2", "--drafter=none", "--quiet"]
+    options = [*options_of(models), "--batch-size=2", "--drafter=none"]
     code = (
         "import sys, detgen.engine.decoding as d, time; step = d.Decoding.step;"
         "d.Decoding.step = lambda self: (time.sleep(0.05), step(self))[1];"
