@@ -84,13 +84,15 @@ class Pool:
         """A request that fills a whole window, after the token that its prompt gives and before a last one."""
         few = self.requests[min(2, len(self.requests) - 1)]
         params = SamplingParams(max_tokens=window + 2)
-        return replace(few, index=len(self.requests) + 1, id="lasting", params=params)
+        return replace(few, index=len(self.requests) + 1, id=f"lasting {window}", params=params)
 
     def _lengthened(self, request: Request, window: int) -> Request:
         """The same request, or another one that does not end with the first window either."""
         if window < _GROWTH:
             return request
-        return replace(request, id=f"{request.id}, long").with_params(max_tokens=window + 8, min_tokens=window + 8)
+        return replace(request, id=f"{request.id}, {window} long").with_params(
+            max_tokens=window + 8, min_tokens=window + 8
+        )
 
     def longest(self) -> Request:
         """The long neighbour, which is compared too: nobody else's positions reach as far."""

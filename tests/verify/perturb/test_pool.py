@@ -39,6 +39,15 @@ def test_windows_are_filled(
     assert any(window in lengths and len(lengths) > 1 for lengths in verified)
 
 
+def test_windows_of_several_sizes_are_compared_with_references_of_their_own(
+    make_check: Callable[..., Check], pool: Pool
+) -> None:
+    check = make_check(pool)
+    check.learn()
+    sizes = [Setting(batch=2, drafter="oracle", draft_tokens=n) for n in (16, 64)]
+    assert check.run([*sizes, *(size.turned("preemption", True) for size in sizes)]).failures == []
+
+
 @pytest.mark.parametrize("kind", SAMPLING)
 def test_resampled(make_check: Callable[..., Check], pool: Pool, kind: str) -> None:
     """Requests of one kind of sampling become exactly those of another."""
