@@ -263,6 +263,8 @@ class SamplingParams(BaseModel):
     def _fits(self) -> Self:
         if len(given := [name for name in GUIDES if getattr(self, name)]) > 1:
             raise RequestError(f"both {given[0]} and {given[1]} are given; give one of them")
+        if (characters := sum(map(len, self.guided_choice))) > _LONGEST_GUIDE:
+            raise RequestError(f"guided_choice must have at most {_LONGEST_GUIDE} characters in all, got {characters}")
         if self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
         return self
@@ -407,7 +409,9 @@ def _refusal(error: ValidationError, values: Mapping[str, Any]) -> Exception:
         return TypeError(f"there is no sampling parameter {name!r}")
     if within and first["type"] == "less_than_equal":
         return RequestError(f"{name} must have ids of at most {MOST}, got {shown(first['input'])}")
-    return RequestError(PARAMETERS[str(name)].refusal("" if within else first["type"], values[str(name)]))
+    long = first["type"] == "string_too_long" and not within  # a schema is counted as a text, whatever was given
+    given = first["input"] if long else values[str(name)]
+    return RequestError(PARAMETERS[str(name)].refusal("" if within else first["type"], given))
 
 
 def check_text(name: str, text: str) -> None:
@@ -425,5 +429,5 @@ def check_text(name: str, text: str) -> None:
 
 def shown(value: object) -> str:
     """A value as an error shows it."""
-    text = repr(value)
+    text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."

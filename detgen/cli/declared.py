@@ -229,7 +229,8 @@ def as_typed(error: Exception, parameters: Iterable[Parameter] = ()) -> str:
         if isinstance(e, OptionInfo) and isinstance(e.default, str)
     }
     said = re.sub(
-        r"^[a-z_]+(?= must be | is refused: )|(?<=^both )[a-z_]+(?= and )|(?<= and )[a-z_]+(?= are given; )",
+        r"^[a-z_]+(?= must be | must have | is refused: | cannot be combined with )|(?<= combined with )[a-z_]+(?=: )|"
+        r"(?<=^both )[a-z_]+(?= and )|(?<= and )[a-z_]+(?= are given; )",
         lambda found: names.get(found[0], "--" + found[0].replace("_", "-")),
         str(error),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,11 @@ from detgen.engine.answer import spelling_of
 from detgen.engine.answering import Answering
 from detgen.engine.grammars import JSON, fault
 from detgen.engine.request import Request
+from detgen.engine.schemas import exact
 from detgen.engine.tools import called, functions
 from detgen.errors import RequestError
 
+_NAME = re.compile(r"[\w.-]+")  # what is read as one, of `[ARGS]`
 # Reasoning, where the template has it, and the line breaks behind it.
 _REASON = """
 breaks: /\\n{0,2}/
@@ -40,6 +43,11 @@ def grammar_of(request: Request, prompt: list[int], answering: Answering) -> str
         raise RequestError(
             "tool_choice needs a chat template that spells calls in a way that detgen knows (docs/answers.md);"
             " leave it out, or make it auto"
+        )
+    if kind == "[ARGS]" and (strange := [name for name in names if not _NAME.fullmatch(name)]):
+        raise RequestError(
+            f"tool_choice cannot be combined with a tool called {strange[0]!r}: in calls as this model spells them, a"
+            " name has letters, digits, '_', '.' and '-'"
         )
     schemas = {name: json.dumps(_schema(name, tools[name])) for name in names}
     many = request.tool_choice == "required" and request.parallel_tool_calls
@@ -84,9 +92,11 @@ def _parameters(schemas: dict[str, str]) -> str:
 
 
 def _schema(name: str, function: dict[str, Any]) -> dict[str, Any]:
-    given = function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+    given = function.get("parameters")
+    if given is None:
+        given = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(given, dict) or given.get("type", "object") != "object":
         raise RequestError(f"tool_choice needs parameters of {name} that are a schema of an object")
     if reason := fault("guided_json", json.dumps(given)):
-        raise RequestError(f"tool_choice cannot be with the parameters of {name}: {reason}")
-    return {**given, "type": "object", "x-guidance": JSON}
+        raise RequestError(f"tool_choice cannot be combined with the parameters of {name}: {reason}")
+    return {**json.loads(exact(json.dumps(given))), "type": "object", "x-guidance": JSON}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from detgen.engine.bounded import Bounded, BoundsError
+from detgen.engine.schemas import exact
 from detgen.errors import RequestError
 from detgen.params import GUIDES, SamplingParams
 
@@ -36,7 +39,7 @@ def form_of(params: SamplingParams) -> str | None:
 def check_end(params: SamplingParams, name: str) -> None:
     """Refuse a text that must fit what a parameter of this name asks for, and is never to end."""
     if params.ignore_eos:
-        raise RequestError(f"ignore_eos cannot be with {name}: a text that fits ends")
+        raise RequestError(f"ignore_eos cannot be combined with {name}: a text that fits ends")
 
 
 def as_grammar(name: str, value: Any) -> str:
@@ -47,15 +50,17 @@ def as_grammar(name: str, value: Any) -> str:
         value: of the parameter; of `tool_choice`, the grammar of the calls.
 
     Raises:
-        RequestError: it is none; says llguidance's reason and nothing else.
+        RequestError: it is none; says the reason, mostly llguidance's, and nothing else.
     """
     from llguidance import LLMatcher, grammar_from
 
     try:
         if name == "guided_json":
-            return LLMatcher.grammar_from_json_schema(value, overrides=JSON)
+            return LLMatcher.grammar_from_json_schema(exact(value), overrides=JSON)
         kind: Any = "grammar" if name == "tool_choice" else name.removeprefix("guided_")
         return grammar_from(kind, json.dumps(value) if kind == "choice" else value)
+    except RequestError:
+        raise
     except Exception as error:  # its converter may raise anything
         raise RequestError(one_line(str(error))) from None
 
@@ -92,7 +97,8 @@ def within_bounds(call: Bounded[str], *arguments: Any) -> str:
     try:
         return call(*arguments)
     except BoundsError as error:
-        return f"llguidance cannot read it: {error}"
+        deep = "; it may be nested too deeply" if f"signal {int(signal.SIGSEGV)}" in str(error) else ""
+        return f"llguidance cannot read it: {error}{deep}"
 
 
 def with_little_stack(function: Callable[..., str]) -> Callable[..., str]:
@@ -121,6 +127,8 @@ _READ = Bounded(with_little_stack(_read))  # a stranger's grammar may take any t
 
 
 def one_line(reason: str) -> str:
-    """A reason of llguidance's in one line."""
+    """A reason of llguidance's in one line; of an expression that it cannot read, without the text of that."""
+    if "regex parse error" in reason and (found := re.search(r"^error: (.+)$", reason, re.MULTILINE)):
+        return f"invalid regular expression: {found[1]}"
     line = " ".join(reason.replace("<non-verbose/>", "").replace(*_ADVICE).split())
     return line if len(line) <= _REASON else line[: _REASON - 3] + "..."

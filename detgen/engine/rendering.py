@@ -83,7 +83,8 @@ def _check_used(source: str, tools: str | None, variables: dict[str, Any], token
             raise RequestError(f"chat_template_kwargs cannot set {name}; give it beside messages, if it is known there")
     for name in ([tools] if tools else []) + list(variables):
         if not name.isidentifier() or not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", source):
-            raise RequestError(f"the model's chat template does not use {name or repr(name)}; leave it out")
+            them = "them" if name == "tools" else "it"
+            raise RequestError(f"the model's chat template does not use {name or repr(name)}; leave {them} out")
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ which tokens, and what was rolled back leave no trace.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -23,6 +24,8 @@ _KEPT = 64  # structures that are kept for requests to come, and masks of a sequ
 _STATES = 50_000  # of a lexer, each of one or two kilobytes; all else is bounded by the limits that llguidance has
 # For a mask, so much that the states end first: what was used before costs none, so this limit depends on the past.
 _FUEL = 100_000_000
+# To see how long masks take, so many tokens are written once, in so many seconds at most: all sequences would wait.
+_TRIED, _PATIENCE = 16, 2.0
 _NO_BITS = np.zeros(0, np.uint8)
 _Found = TypeVar("_Found")
 
@@ -89,7 +92,7 @@ class Structures:
         if not made.is_error():
             made.compute_bitmask()  # some errors are found only then
         if not made.is_error():
-            return ""
+            return _too_slow(made)
         reason = one_line(made.get_error())
         return "no text fits it" if reason.startswith("NoExtension") else reason
 
@@ -111,9 +114,23 @@ class Structures:
                 self._own = LLTokenizer(whole.to_str(), n_vocab=self._vocabulary, eos_token=sorted(self._eos))
             except Exception as error:  # whatever it does not know
                 raise RequestError(
-                    f"{name} cannot be with the tokenizer of {self._model}: {one_line(str(error))}"
+                    f"{name} cannot be combined with the tokenizer of {self._model}: {one_line(str(error))}"
                 ) from None
         return self._own
+
+
+def _too_slow(matcher: Any) -> str:
+    """Why texts would take too long, by writing one with the first of the tokens that may come; "" if they do not."""
+    began = time.process_time()
+    for _ in range(_TRIED):
+        allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        if matcher.is_error():  # all of its automaton's states would be made anew for each token
+            return one_line(matcher.get_error())
+        if matcher.is_stopped() or not allowed.any():
+            break
+        matcher.try_consume_tokens([int(allowed.argmax())])
+    slow = time.process_time() - began > _PATIENCE
+    return f"llguidance takes more than {_PATIENCE:g} seconds for {_TRIED} tokens of it" if slow else ""
 
 
 class Structure:

@@ -36,6 +36,16 @@ def called(choice: Any, names: list[str]) -> list[str]:
 
 
 def functions(tools: list[dict[str, Any]] | None) -> dict[str, dict[str, Any]]:
-    """The functions among the tools of a chat, by name."""
-    found = [tool.get("function", tool) for tool in tools or ()]
-    return {each["name"]: each for each in found if isinstance(each, dict) and isinstance(each.get("name"), str)}
+    """The functions among the tools of a chat, by name.
+
+    Raises:
+        RequestError: two have one name.
+    """
+    given = [tool.get("function", tool) for tool in tools or () if tool.get("type", "function") == "function"]
+    made: dict[str, dict[str, Any]] = {}
+    for each in given:
+        if isinstance(each, dict) and isinstance(name := each.get("name"), str) and name:
+            if name in made:
+                raise RequestError(f"tools has two functions called {name}; give each a name of its own")
+            made[name] = each
+    return made

@@ -12,7 +12,7 @@ from detgen.errors import RequestError
 from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts.batch import is_batch, unpack
 from detgen.prompts.kinds import ALIASES, CHAT_KEYS, CONTENTS, KEYS, SCORED, check, check_depth, kind
-from detgen.prompts.structured import FORMS, asked_form
+from detgen.prompts.structured import FORMS, FREE, asked_form
 from detgen.prompts.unsupported import check_supported
 
 
@@ -166,6 +166,8 @@ def _params(record: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
     record = _without_aliases(record)
     changes = {name: record[name] for name in PARAMETERS.keys() & record.keys() if record[name] is not None}
     changes |= asked_form(record)
+    if record.get("messages") and record.get("tool_choice") not in (None, "auto", "none"):
+        defaults = defaults.with_(**FREE)  # what the line asks for takes the place of the run's form
     return defaults.with_(**changes) if changes else defaults
 
 

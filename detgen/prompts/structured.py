@@ -13,16 +13,20 @@ from detgen.params import GUIDES, shown
 
 _NAMES = {"json": "guided_json", "regex": "guided_regex", "choice": "guided_choice", "grammar": "guided_grammar"}
 _ANY_OBJECT = {"type": "object"}
-_FREE: dict[str, Any] = {name: () if name == "guided_choice" else None for name in GUIDES}
+_KINDS = ("text", "json_object", "json_schema")
+FREE: dict[str, Any] = {name: () if name == "guided_choice" else None for name in GUIDES}
 
 
 def _response_format(value: Any) -> dict[str, Any]:
     asked = {"type": value} if isinstance(value, str) else value
     kind = asked.get("type") if isinstance(asked, dict) else None
+    keys = {"json_schema": {"json_schema"}, "json_object": {"schema"}}.get(str(kind), set())
+    if isinstance(asked, dict) and (other := sorted(asked.keys() - keys - {"type"})) and kind in _KINDS:
+        raise RequestError(f"response_format.{other[0]} is not supported with the type {kind}; leave it out")
     if kind == "text":
-        return _FREE
-    if kind == "json_object":
-        return {"guided_json": _ANY_OBJECT}
+        return FREE
+    if kind == "json_object":  # which servers such as llama.cpp's give a schema
+        return {"guided_json": asked.get("schema") or _ANY_OBJECT}
     if kind != "json_schema":
         raise RequestError(f"response_format must have a type text, json_object or json_schema, got {shown(value)}")
     told = asked.get("json_schema")
@@ -35,13 +39,14 @@ def _structured_outputs(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"structured_outputs must be an object, got {shown(value)}")
     given = {key: part for key, part in value.items() if part is not None and part is not False}
+    for key in given:
+        if key not in _NAMES and key != "json_object":
+            raise RequestError(f"structured_outputs.{key} is not supported; it must have one of {', '.join(_NAMES)}")
     if len(given) != 1:
         raise RequestError(f"structured_outputs must have one of {', '.join(_NAMES)}, got {shown(sorted(given))}")
     [(key, part)] = given.items()
     if key == "json_object":
         return {"guided_json": _ANY_OBJECT}
-    if key not in _NAMES:
-        raise RequestError(f"structured_outputs.{key} is not supported; it must have one of {', '.join(_NAMES)}")
     if part == []:
         raise RequestError("structured_outputs.choice must have a text to choose, got []")
     return {_NAMES[key]: part}

@@ -40,8 +40,8 @@ CASES = {
     "run p.jsonl --batch-size 0": "--batch-size",
     "run p.jsonl --drafter model --target some/model": "--drafter model needs a draft model",
     "run p.jsonl --json-schema not.json": '--json-schema is refused: Unimplemented keys: ["not"]',
-    "run p.jsonl --regex (a": "--regex is refused: at 1(8): invalid regex",
-    "run p.jsonl --choice a --ignore-eos": "ignore_eos cannot be with guided_choice: a text that fits ends",
+    "run p.jsonl --regex (a": "--regex is refused: invalid regular expression: ",
+    "run p.jsonl --choice a --ignore-eos": "--ignore-eos cannot be combined with --choice: a text that fits ends",
     "run p.jsonl --choice a --regex b": "both --regex and --choice are given; give one of them",
     "run p.jsonl -o p.jsonl": "is a file, not a folder",
     **dict.fromkeys(

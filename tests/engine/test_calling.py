@@ -147,12 +147,18 @@ def test_the_same_whoever_drafts(templated: Callable[..., Engine]) -> None:
     ("template", "change", "reason"),
     [
         (PLAIN, {}, "tool_choice needs a chat template that spells calls in a way that detgen knows"),
+        (
+            LISTED_BY_NAME,
+            {"tools": [{"name": "größe x"}]},
+            "tool_choice cannot be combined with a tool called 'größe x': in calls as this model spells them",
+        ),
+        (TAGGED, {"tools": [{"name": "f", "parameters": []}]}, "tool_choice needs parameters of f that are a schema"),
         (TAGGED, {"tool_choice": "any"}, "tool_choice must be auto, none, required or "),
         (TAGGED, {"params": SamplingParams(guided_regex="a")}, "both tool_choice and guided_regex say what the text"),
         (
             TAGGED,
             {"params": SamplingParams(ignore_eos=True)},
-            "ignore_eos cannot be with tool_choice: a text that fits",
+            "ignore_eos cannot be combined with tool_choice: a text that fits",
         ),
         (
             TAGGED,
@@ -162,7 +168,7 @@ def test_the_same_whoever_drafts(templated: Callable[..., Engine]) -> None:
         (
             TAGGED,
             {"tools": [{"name": "f", "parameters": {"type": "object", "not": {}}}]},
-            'tool_choice cannot be with the parameters of f: Unimplemented keys: ["not"]',
+            'tool_choice cannot be combined with the parameters of f: Unimplemented keys: ["not"]',
         ),
     ],
 )

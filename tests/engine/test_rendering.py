@@ -90,7 +90,7 @@ def test_tools_and_variables_reach_the_template(render: Callable[..., str]) -> N
 @pytest.mark.parametrize(
     ("fields", "template", "reason"),
     [
-        ({"tools": [{}]}, "{{ messages }}", "the model's chat template does not use tools; leave it out"),
+        ({"tools": [{}]}, "{{ messages }}", "the model's chat template does not use tools; leave them out"),
         (
             {"chat_template_kwargs": {"enable_thinkin": True}},
             TEMPLATE,

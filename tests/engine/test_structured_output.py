@@ -123,13 +123,20 @@ def test_what_is_written_fits(engine: Engine) -> None:
             "guided_json is refused: oneOf constraints are not supported",
         ),
         ({"guided_json": {"$ref": "#"}}, "guided_json is refused: no text fits it"),
-        ({"guided_json": LINKS}, "guided_json is refused: llguidance cannot read it: it broke down"),
-        ({"guided_regex": "(?=x)y"}, "guided_regex is refused: at 1(8): invalid regex"),
-        ({"guided_regex": "[a"}, "guided_regex is refused: at 1(8): invalid regex"),
+        (
+            {"guided_json": LINKS},
+            "guided_json is refused: llguidance cannot read it: it broke down (signal 11); it may be",
+        ),
+        ({"guided_json": {"const": 2**53 + 1}}, "guided_json is refused: the number 9007199254740993 is beyond 2^53"),
+        ({"guided_regex": "(?=x)y"}, "guided_regex is refused: invalid regular expression: look-around, including"),
+        ({"guided_regex": "[a"}, "guided_regex is refused: invalid regular expression: unclosed character class"),
         ({"guided_grammar": "start: x"}, 'guided_grammar is refused: at 1(8): unknown name: "x"'),
         ({"guided_grammar": "root ::= ("}, "guided_grammar is refused: Failed to convert the grammar from GBNF"),
-        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos cannot be with guided_regex: a text that fits ends"),
-        ({"guided_regex": "(a{1000}){1000}(b{1000}){1000}|[^c]{100000}"}, None),
+        (
+            {"guided_regex": "a", "ignore_eos": True},
+            "ignore_eos cannot be combined with guided_regex: a text that fits ends",
+        ),
+        ({"guided_regex": "(a{1000}){1000}"}, "guided_regex is refused: lexer error: too many expressions"),
     ],
 )
 def test_refused(engine: Engine, asked: dict[str, Any], reason: str | None) -> None:
@@ -376,3 +383,13 @@ def test_a_failure_ends_one_sample(engines: Callable[..., Engine], monkeypatch: 
 def test_a_model_without_an_end(structures: Structures) -> None:
     with pytest.raises(RequestError, match="guided_regex needs a model with an end-of-sequence token"):
         Structures(structures._tokenizer, "m", 4096, frozenset()).of(SamplingParams(guided_regex="a"))
+
+
+def test_a_form_whose_masks_take_long_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sequences would wait for them."""
+    monkeypatch.setattr("detgen.engine.structure._PATIENCE", -1.0)
+    made = Structures(engine.tokenizer, "the model", engine.vocabulary, frozenset({0}))
+    with pytest.raises(
+        RequestError, match="guided_regex is refused: llguidance takes more than -1 seconds for 16 tokens"
+    ):
+        made.of(SamplingParams(guided_regex="[a-z]{9}q"))

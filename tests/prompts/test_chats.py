@@ -112,6 +112,8 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
             {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
             "reasoning_effort has another value in chat_template_kwargs; give it once",
         ),
+        ({"tools": [{"name": "f"}, {"function": {"name": "f"}}]}, "tools has two functions called f; give each a name"),
+        ({"tool_choice": "required", "tools": [{"type": "custom", "name": "f"}]}, "tool_choice needs tools that are"),
         ({"tool_choice": "required"}, "tool_choice needs tools that are functions with a name"),
         ({"tool_choice": "any"}, "tool_choice must be auto, none, required or an object that names a function, got"),
         ({"tool_choice": {"type": "f"}}, 'tool_choice must be auto, none, required or {"type": "function"'),

@@ -24,6 +24,7 @@ TEXT = json.dumps(SCHEMA)
         ({"guided_json": SCHEMA}, {"guided_json": TEXT}),
         ({"guided_json": TEXT}, {"guided_json": TEXT}),
         ({"response_format": {"type": "json_object"}}, {"guided_json": '{"type": "object"}'}),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"guided_json": TEXT}),
         ({"response_format": "json_object"}, {"guided_json": '{"type": "object"}'}),
         (
             {
@@ -62,6 +63,10 @@ def test_forms(tmp_path: Path, keys: dict[str, Any], asked: dict[str, Any]) -> N
     [
         ({"response_format": {"type": "xml"}}, "response_format must have a type text, json_object or json_schema"),
         ({"response_format": 3}, "response_format must have a type text, json_object or json_schema, got 3"),
+        (
+            {"response_format": {"type": "json_object", "strict": True}},
+            "response_format.strict is not supported with the type json_object; leave it out",
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format needs an object json_schema with an object"),
         ({"structured_outputs": "a"}, "structured_outputs must be an object, got 'a'"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs must have one of json, regex,"),
@@ -77,6 +82,12 @@ def test_forms(tmp_path: Path, keys: dict[str, Any], asked: dict[str, Any]) -> N
         ({"guided_json": "{"}, "guided_json is no JSON: Expecting property name"),
         ({"guided_regex": ""}, "guided_regex must be a regular expression, got ''"),
         ({"guided_regex": "a" * 1_000_001}, "guided_regex must be at most 1000000 characters, got 1000001"),
+        ({"guided_json": {"title": "a" * 1_000_001}}, "guided_json must be at most 1000000 characters, got 1000014"),
+        (
+            {"guided_choice": ["a" * 500_001, "b" * 500_000]},
+            "guided_choice must have at most 1000000 characters in all",
+        ),
+        ({"structured_outputs": {"json": {}, "_backend": "x"}}, "structured_outputs._backend is not supported"),
         ({"guided_choice": [""]}, "guided_choice must be a non-empty string or a list of them, got ['']"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern is not supported: detgen has structured"),
     ],
@@ -92,6 +103,14 @@ def test_a_line_replaces_the_default_of_the_run(tmp_path: Path) -> None:
     items = list(open_prompts(str(path)).read(SamplingParams(guided_regex="a+")))
     found = [(item.params.guided_regex, item.params.guided_json) for item in items if isinstance(item, Request)]
     assert found == [("a+", None), (None, TEXT), (None, None), ("a+", None)]
+
+
+def test_a_call_that_a_line_asks_for_takes_the_place_of_the_form_of_the_run(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], "tools": [{"function": {"name": "f"}}]}
+    lines = [{"tool_choice": "required"}, {"tool_choice": "auto"}, {"tool_choice": "required", "guided_regex": "b"}]
+    path = write(tmp_path, "p.jsonl", "\n".join(json.dumps({**chat, **line}) for line in lines))
+    items = list(open_prompts(str(path)).read(SamplingParams(guided_regex="a+")))
+    assert [item.params.guided_regex for item in items if isinstance(item, Request)] == [None, "a+", "b"]
 
 
 def test_columns(tmp_path: Path) -> None:

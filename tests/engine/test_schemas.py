@@ -1,0 +1,88 @@
+"""Schemas as llguidance is given them: what fits its reading of one fits the schema, or the schema is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from detgen.engine.grammars import as_grammar
+from detgen.engine.schemas import exact
+from detgen.errors import DEMO, RequestError
+
+FAR = 2**53 + 1  # no double is this number
+
+
+@pytest.fixture(scope="module")
+def llguidance_tokenizer() -> Any:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer((DEMO / "target" / "tokenizer.json").read_text(), eos_token=0)
+
+
+def fits(tokenizer: Any, schema: Any, text: str) -> bool:
+    """By the masks."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, as_grammar("guided_json", json.dumps(schema)), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"enum": [1, FAR]}, f"the number {FAR} is beyond 2^53, where numbers are not exact; make it a string"),
+        ({"const": {"a": [-FAR]}}, f"the number -{FAR} is beyond 2^53"),
+        ({"properties": {"a": {"items": {"minimum": 1e30}}}}, "minimum 1e+30 is beyond 2^53, where numbers are not"),
+        ({"exclusiveMaximum": -FAR}, f"exclusiveMaximum -{FAR} is beyond 2^53"),
+        ({"type": "object", "minProperties": 1}, "minProperties counts keys of any name, one of which may be written"),
+        ({"minProperties": 2, "required": ["a"], "additionalProperties": {"type": "null"}}, "minProperties counts"),
+        ({"minProperties": 1, "additionalProperties": False, "patternProperties": {"a": {}}}, "minProperties counts"),
+    ],
+)
+def test_what_llguidance_would_not_keep_is_refused(schema: Any, reason: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        as_grammar("guided_json", json.dumps(schema))
+    assert str(refused.value).startswith(reason)
+
+
+def nested(depth: int) -> str:
+    return '{"items": ' * depth + "{}" + "}" * depth
+
+
+def test_a_schema_without_any_of_that_stays_as_it_is() -> None:
+    kept = (
+        {"enum": [2**53, 1e300, "9007199254740993", True]},
+        {"properties": {"minimum": {"type": "string"}, "enum": {"const": -(2**53)}}, "minProperties": 0},
+        {"minProperties": 1, "required": ["a"]},
+        {"minProperties": 2, "properties": {"a": {}, "b": {}}, "additionalProperties": False},
+        {"maximum": 3, "exclusiveMinimum": True},
+        True,
+        ["a"],
+    )
+    for schema in kept:
+        assert exact(text := json.dumps(schema, indent=1)) is text
+    with pytest.raises(RequestError, match="nested too deeply"):
+        exact(nested(100_000))
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        ({"type": "integer", "maximum": 2**63 - 1}, (0, 2**53, 2**53 + 2, 2**63, -5)),
+        ({"type": "integer", "minimum": -(10**30), "exclusiveMaximum": 10**30}, (0, -(2**53), -(10**31), 10**30)),
+        ({"type": "array", "items": {"type": "null"}, "uniqueItems": False}, ([], [None, None], [1])),
+        ({"enum": [2**53, 3]}, (2**53, 2**53 + 1, 3)),
+    ],
+)
+def test_what_the_masks_let_through_fits(llguidance_tokenizer: Any, schema: Any, texts: tuple[Any, ...]) -> None:
+    """Of each, something does."""
+    let_through = [value for value in texts if fits(llguidance_tokenizer, schema, json.dumps(value))]
+    assert let_through
+    for value in let_through:
+        jsonschema.validate(value, schema)
