@@ -106,7 +106,7 @@ def check_adapter(folder: str | Path, place: Path | None) -> Adapter:
     if not path.is_dir():
         what = "this is not a folder" if path.exists() else "there is no such folder"
         raise EngineError(
-            f"cannot use the adapter {name}: {what}; give one with {CONFIG} and {WEIGHTS}, as PEFT saves it"
+            f"cannot use the adapter {name}: {what}; give --adapter one with {CONFIG} and {WEIGHTS}, as PEFT saves it"
         )
     try:
         return _check(path, name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
+from detgen.errors import EngineError
 from detgen.kernels.c.modules import NativeLinear
 from detgen.models.adapter_files import Adapter
 from detgen.models.folders import Tensor
@@ -37,7 +38,7 @@ class _Change(NamedTuple):
 
     def on(self, weight: torch.Tensor, rows: slice) -> torch.Tensor:
         """Those rows of the merged weight, of those of the weight, in its number format."""
-        left, right = whole(self.left.read()).float(), whole(self.right.read()).float()
+        left, right = _finite(self.left), _finite(self.right)
         left, right = (left.t()[rows], right) if self.turned else (left[rows], right.t())
         product, made = NativeLinear(right.contiguous()), torch.empty_like(weight)
         step, scale = max(_AT_A_TIME // weight.shape[1], 1), torch.tensor(self.scale)
@@ -45,6 +46,14 @@ class _Change(NamedTuple):
             some = slice(first, first + step)
             made[some] = weight[some].float() + product(left[some].contiguous()) * scale
         return made
+
+
+def _finite(place: Place) -> torch.Tensor:
+    """A factor in float32, [outputs, rank] or [rank, inputs]."""
+    found = whole(place.read()).float()
+    if not found.isfinite().all():
+        raise EngineError(f"{place.path}: {place.name} has numbers that are not finite: the adapter's training failed")
+    return found
 
 
 class Merging:
@@ -89,7 +98,7 @@ class Merging:
             self._changes[weight] = _Change(left, right, other, scale)
 
     def _place(self, tensor: Tensor) -> Place:
-        return Place(self._folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at)
+        return Place(self._folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at, tensor.name)
 
     def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> torch.Tensor:
         """The weight of a parameter, or some consecutive rows of it."""
@@ -101,7 +110,10 @@ class Merging:
 def _check(tensor: Tensor, there: tuple[int, ...], given: tuple[int, ...], owners: list[str]) -> None:
     """Refuse what does not fit a weight, or would change two modules that share it."""
     if there != given:
-        raise ValueError(f"{tensor.file}: {tensor.name} is for a weight of {given}, and the model's is {there}")
+        raise ValueError(
+            f"{tensor.file}: {tensor.name} is for a weight of {given}, and the model's is {there}; is it the one that"
+            " was adapted?"
+        )
     if len(owners) > 1:
         raise ValueError(
             f"{tensor.file}: {tensor.name} would change {' and '.join(owners)}, which share one weight; merge the"

@@ -106,7 +106,7 @@ def test_damaged_folders(tmp_path: Path, damage: Callable[[Path], None], said: s
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="there is no such folder; give one with adapter_config"):
+    with pytest.raises(EngineError, match="there is no such folder; give --adapter one with adapter_config"):
         check_adapter(tmp_path / "a", None)
     (tmp_path / "f").write_text("x", encoding="utf-8")
     with pytest.raises(EngineError, match="this is not a folder"):

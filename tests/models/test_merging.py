@@ -191,6 +191,13 @@ def test_an_adapter_of_another_model_is_refused(llama: Path, tmp_path: Path, sha
         load(llama, adapters.write(tmp_path / "a", adapters.factors(shapes)))
 
 
+def test_factors_that_are_not_finite_are_refused(llama: Path, tmp_path: Path) -> None:
+    tensors = adapters.factors(LLAMA)
+    tensors[f"{adapters.PREFIX}{ATTENTION}.v_proj.lora_B.weight"][3, 1] = math.nan
+    with pytest.raises(EngineError, match=r"v_proj\.lora_B\.weight has numbers that are not finite"):
+        Engine(target=llama, adapter=adapters.write(tmp_path / "a", tensors))
+
+
 def test_a_weight_that_two_modules_share_is_not_changed(demo_models: Any, tmp_path: Path) -> None:
     """The output layer of the embedded model is its embedding."""
     adapter = adapters.write(tmp_path / "a", adapters.factors({"lm_head": (4096, 256)}))
