@@ -5,7 +5,8 @@ Free requests have the prompts of the others, and generate as many tokens as eac
     python benchmarks/structured.py TARGET [--draft MODEL] [--threads 2] [--turns 5] [--requests 48]
 
 With `--openvino FOLDER`, the same model as OpenVINO reads it, OpenVINO GenAI runs in each turn, too, in float32, in the
-environment of `--openvino-python PATH`. Its texts are others: what it generates freely is as long as these.
+environment of `--openvino-python PATH`; with `--vllm-python PATH`, vLLM does in that one. Their texts are others: what
+they generate freely is as long as these.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ def timed(engine: Engine, requests: list[Request]) -> tuple[float, float, list[i
     return sum(counts) / seconds, sum(counts) / (engine.canonical.passes - passes), counts
 
 
-def openvino(python: str, model: str, threads: int) -> Callable[[int, list[Request]], tuple[float, float]]:
+def peer_of(name: str, python: str, model: str, threads: int) -> Callable[[int, list[Request]], tuple[float, float]]:
     """Runs requests in batches of a size: tokens per second with the schema, and without it."""
-    script = Path(__file__).with_name("structured_openvino.py")
+    script = Path(__file__).with_name(f"structured_{name}.py")
     process = subprocess.Popen([python, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -118,21 +119,26 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--openvino", metavar="FOLDER")
     parser.add_argument("--openvino-python", metavar="PATH", default="python")
+    parser.add_argument("--vllm-python", metavar="PATH")
     parser.add_argument("--only", type=int, action="append", help="number of a comparison, from 0")
     args = parser.parse_args()
     base = Engine(EngineConfig(target=args.target, draft=args.draft, threads=args.threads, batch_size=16))
-    peer = openvino(args.openvino_python, args.openvino, args.threads) if args.openvino else None
+    peers = {}
+    if args.openvino:
+        peers["OpenVINO GenAI"] = peer_of("openvino", args.openvino_python, args.openvino, args.threads)
+    if args.vllm_python:
+        peers["vLLM"] = peer_of("vllm", args.vllm_python, args.target, args.threads)
     for i, (batch, drafter, other) in enumerate(_COMPARED):
         if args.only and i not in args.only:
             continue
         asked = requests(args.requests if batch > 1 else max(args.requests // 8, 1), args.temperature)
-        found, peers = [], []
+        found, of_peers = [], {name: list[tuple[float, float]]() for name in peers if drafter == "none"}
         for _ in range(args.turns):
             fresh = [base.with_settings(drafter=name, batch_size=batch) for name in (drafter, other)]
             speed, per_pass, counts = timed(fresh[0], asked)
             found.append((speed, per_pass, *timed(fresh[1], free(asked, counts))[:2]))
-            if peer is not None and drafter == "none":
-                peers.append(peer(batch, asked))
+            for name, speeds in of_peers.items():
+                speeds.append(peers[name](batch, asked))
         speed, per_pass, plain, plain_per_pass = (median(column) for column in zip(*found, strict=True))
         ratio = median(a / b for a, _, b, _ in found)
         print(
@@ -140,11 +146,11 @@ def main() -> None:
             f" {other} without {plain:7.1f} ({plain_per_pass:.2f}); ratio {ratio:.3f}",
             flush=True,
         )
-        if peers:
-            speed, plain = (median(column) for column in zip(*peers, strict=True))
-            ratio = median(a / b for a, b in peers)
+        for name, speeds in of_peers.items():
+            speed, plain = (median(column) for column in zip(*speeds, strict=True))
+            ratio = median(a / b for a, b in speeds)
             print(
-                f"batch {batch:2}: OpenVINO GenAI with the schema {speed:7.1f} tokens/s, without {plain:7.1f};"
+                f"batch {batch:2}: {name} with the schema {speed:7.1f} tokens/s, without {plain:7.1f};"
                 f" ratio {ratio:.3f}",
                 flush=True,
             )
