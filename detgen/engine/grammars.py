@@ -54,13 +54,12 @@ def as_grammar(name: str, value: Any) -> str:
     """
     from llguidance import LLMatcher, grammar_from
 
+    text = exact(value) if name == "guided_json" else value
     try:
         if name == "guided_json":
-            return LLMatcher.grammar_from_json_schema(exact(value), overrides=JSON)
+            return LLMatcher.grammar_from_json_schema(text, overrides=JSON)
         kind: Any = "grammar" if name == "tool_choice" else name.removeprefix("guided_")
-        return grammar_from(kind, json.dumps(value) if kind == "choice" else value)
-    except RequestError:
-        raise
+        return grammar_from(kind, json.dumps(value) if kind == "choice" else text)
     except Exception as error:  # its converter may raise anything
         raise RequestError(one_line(str(error))) from None
 

@@ -11,6 +11,8 @@ from typing import Any
 from detgen.errors import RequestError
 
 _MOST = 1 << 53  # whole numbers beyond are not all of them doubles
+_VALUES = ("enum", "const")  # have values, and no schemas
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # have schemas by any names
 _BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
 
 
@@ -30,8 +32,10 @@ def exact(text: str) -> str:
                 _check_count(node)
             parts = node.items() if isinstance(node, dict) else enumerate(node)
             for key, value in parts:
-                if key in ("enum", "const"):
+                if key in _VALUES:
                     _check_numbers(value)
+                elif key in _BY_NAME and isinstance(value, dict):
+                    waiting += [one for one in value.values() if isinstance(one, dict)]
                 elif isinstance(value, dict | list):
                     waiting.append(value)
         return json.dumps(schema) if changed else text
