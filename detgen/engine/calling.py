@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from detgen.engine.answer import spelling_of
+from detgen.engine.answer import NAME, spelling_of
 from detgen.engine.answering import Answering
 from detgen.engine.grammars import JSON, fault
 from detgen.engine.request import Request
@@ -15,7 +15,6 @@ from detgen.engine.schemas import exact
 from detgen.engine.tools import called, functions
 from detgen.errors import RequestError
 
-_NAME = re.compile(r"[\w.-]+")  # what is read as one, of `[ARGS]`
 # Reasoning, where the template has it, and the line breaks behind it.
 _REASON = """
 breaks: /\\n{0,2}/
@@ -44,7 +43,7 @@ def grammar_of(request: Request, prompt: list[int], answering: Answering) -> str
             "tool_choice needs a chat template that spells calls in a way that detgen knows (docs/answers.md);"
             " leave it out, or make it auto"
         )
-    if kind == "[ARGS]" and (strange := [name for name in names if not _NAME.fullmatch(name)]):
+    if kind == "[ARGS]" and (strange := [name for name in names if not re.fullmatch(NAME, name)]):
         raise RequestError(
             f"tool_choice cannot be combined with a tool called {strange[0]!r}: in calls as this model spells them, a"
             " name has letters, digits, '_', '.' and '-'"

@@ -178,8 +178,9 @@ def request_digest(request: Request) -> str:
     asked = {name: getattr(request, name) for name in Request.__slots__} | {"params": dict(request.params)}
     del asked["index"], asked["line"]  # the place in the input
     del asked["only"]  # what is left of it to run
-    for name in () if request.messages is not None else _OF_CHATS:
-        del asked[name]
+    if request.messages is None:
+        for name in _OF_CHATS:
+            del asked[name]
     for name, usual in _LATER.items():
         if asked[name] == usual:
             del asked[name]

@@ -103,7 +103,7 @@ def _line(request: Request) -> dict[str, Any]:
         "prompt_token_ids": request.token_ids,
         "tools": request.tools,
         "tool_choice": None if request.tool_choice == "auto" else request.tool_choice,
-        "parallel_tool_calls": request.parallel_tool_calls and None,
+        "parallel_tool_calls": None if request.parallel_tool_calls else False,
         "chat_template_kwargs": request.chat_template_kwargs,
         "continue_final_message": request.continue_final_message or None,
         **dict(request.params),
