@@ -22,6 +22,7 @@ MOST = 2**31 - 1  # of tokens, and of a token's id; more is a slip
 _LONGEST_GUIDE = 1_000_000  # characters of a schema, a regular expression or a grammar
 # Parameters that say what a text must be: a line or a run has one of them.
 GUIDES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+FREE: dict[str, Any] = {name: () if name == "guided_choice" else None for name in GUIDES}  # of a text that may be any
 _SPAN = 1000  # a greatest whole number up to here is worth telling with the least one
 
 
@@ -272,7 +273,7 @@ class SamplingParams(BaseModel):
     def with_(self, **changes: Any) -> Self:
         """The same with other values, checked as the first ones were. One of `GUIDES` takes the place of another."""
         if any(changes.get(name) for name in GUIDES):
-            changes = {name: None if name != "guided_choice" else () for name in GUIDES} | changes
+            changes = FREE | changes
         own = self.__dict__  # which is checked already, and but for two of them each by itself
         made = type(self)(**{"max_tokens": self.max_tokens, "min_tokens": self.min_tokens, **changes})
         made.__dict__.update({name: own[name] for name in own.keys() - changes.keys()})

@@ -9,10 +9,10 @@ from detgen.engine.request import Request
 from detgen.engine.score_requests import ScoreRequest
 from detgen.engine.tools import called, functions
 from detgen.errors import RequestError
-from detgen.params import PARAMETERS, SamplingParams
+from detgen.params import FREE, PARAMETERS, SamplingParams
 from detgen.prompts.batch import is_batch, unpack
 from detgen.prompts.kinds import ALIASES, CHAT_KEYS, CONTENTS, KEYS, SCORED, check, check_depth, kind
-from detgen.prompts.structured import FORMS, FREE, asked_form
+from detgen.prompts.structured import FORMS, asked_form
 from detgen.prompts.unsupported import check_supported
 
 

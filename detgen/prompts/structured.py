@@ -9,26 +9,25 @@ from collections.abc import Callable
 from typing import Any
 
 from detgen.errors import RequestError
-from detgen.params import GUIDES, shown
+from detgen.params import FREE, GUIDES, shown
 
 _NAMES = {"json": "guided_json", "regex": "guided_regex", "choice": "guided_choice", "grammar": "guided_grammar"}
 _ANY_OBJECT = {"type": "object"}
-_KINDS = ("text", "json_object", "json_schema")
-FREE: dict[str, Any] = {name: () if name == "guided_choice" else None for name in GUIDES}
+# The types of `response_format`, and what may stand beside each; servers such as llama.cpp's give json_object a schema.
+_BESIDE = {"text": None, "json_object": "schema", "json_schema": "json_schema"}
 
 
 def _response_format(value: Any) -> dict[str, Any]:
     asked = {"type": value} if isinstance(value, str) else value
-    kind = asked.get("type") if isinstance(asked, dict) else None
-    keys = {"json_schema": {"json_schema"}, "json_object": {"schema"}}.get(str(kind), set())
-    if isinstance(asked, dict) and (other := sorted(asked.keys() - keys - {"type"})) and kind in _KINDS:
+    kind = str(asked.get("type")) if isinstance(asked, dict) else ""
+    if kind not in _BESIDE:
+        raise RequestError(f"response_format must have a type text, json_object or json_schema, got {shown(value)}")
+    if other := [key for key, part in asked.items() if part is not None and key not in ("type", _BESIDE[kind])]:
         raise RequestError(f"response_format.{other[0]} is not supported with the type {kind}; leave it out")
     if kind == "text":
         return FREE
-    if kind == "json_object":  # which servers such as llama.cpp's give a schema
-        return {"guided_json": asked.get("schema") or _ANY_OBJECT}
-    if kind != "json_schema":
-        raise RequestError(f"response_format must have a type text, json_object or json_schema, got {shown(value)}")
+    if kind == "json_object":
+        return {"guided_json": _ANY_OBJECT if asked.get("schema") is None else asked["schema"]}
     told = asked.get("json_schema")
     if not isinstance(told, dict) or not isinstance(told.get("schema"), dict):
         raise RequestError("response_format needs an object json_schema with an object schema")

@@ -25,6 +25,10 @@ TEXT = json.dumps(SCHEMA)
         ({"guided_json": TEXT}, {"guided_json": TEXT}),
         ({"response_format": {"type": "json_object"}}, {"guided_json": '{"type": "object"}'}),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"guided_json": TEXT}),
+        (
+            {"response_format": {"type": "json_object", "schema": None, "x": None}},
+            {"guided_json": '{"type": "object"}'},
+        ),
         ({"response_format": "json_object"}, {"guided_json": '{"type": "object"}'}),
         (
             {
