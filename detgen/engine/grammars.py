@@ -24,6 +24,8 @@ JSON: Any = {
     "key_separator": ": ",
     "lenient": False,
     "coerce_one_of": False,
+    # Each character is written in one way: by "\\u0061", a key could pass for another name than "a".
+    "json_allowed_escapes": 'nrbtf"\\',
 }
 _REASON = 300  # characters
 _STACK = 2 << 20  # bytes, a quarter of what threads have: where this is enough, llguidance recurses safely later

@@ -88,3 +88,33 @@ def test_what_the_masks_let_through_fits(llguidance_tokenizer: Any, schema: Any,
     assert let_through
     for value in let_through:
         jsonschema.validate(value, schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "others"),
+    [
+        (
+            {"properties": {"a": {"type": "null"}}},
+            ['{"a": null}', '{"b": 3, "é\\n": ""}'],
+            [r'{"\u0061": 3}', r'{"b": 3, "\u0061": 3}', r'{"x": "\u0061"}', r'{"\u000a": 3}'],
+        ),
+        (
+            {"patternProperties": {"^b": {"type": "null"}}},
+            ['{"bc": null}', '{"a": 3}'],
+            [r'{"\u0062c": 3}', r'{"\u0062c": null}'],
+        ),
+        (
+            {"properties": {"a\n\t/": {"type": "null"}, "\x01": {"type": "null"}}},
+            [r'{"a\n\t/": null}', r'{"\u0001": null}', '{"a": 3}'],
+            [r'{"a\n\t/": 3}', r'{"a\n\t\/": 3}', r'{"a\u000a\t/": 3}', r'{"\u0001": 3}', r'{"\u0002": 3}'],
+        ),
+    ],
+)
+def test_no_escape_gets_a_key_around_the_schema_of_its_property(
+    llguidance_tokenizer: Any, schema: Any, fitting: list[str], others: list[str]
+) -> None:
+    """In objects whose keys may have any name."""
+    schema = {"type": "object", **schema}
+    assert [text for text in [*fitting, *others] if fits(llguidance_tokenizer, schema, text)] == fitting
+    for text in fitting:
+        jsonschema.validate(json.loads(text), schema)
