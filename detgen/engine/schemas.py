@@ -1,11 +1,13 @@
 """JSON schemas as llguidance is given them, so that what fits its reading of one fits the schema.
 
-It counts in doubles, and of an object whose keys may have any name it can write one key twice.
+It counts in doubles, of an object whose keys may have any name it can write one key twice, and it leaves control
+characters out of the texts that a constant or an expression spells.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from detgen.errors import RequestError
@@ -14,6 +16,12 @@ _MOST = 1 << 53  # whole numbers beyond are not all of them doubles
 _VALUES = ("enum", "const")  # have values, and no schemas
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # have schemas by any names
 _BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
+# Characters for which JSON has nothing but their numbers, and what spells one in an expression.
+_CONTROL = r"[\0-\x07\x0b\x0e-\x1f\x7f]"
+_HEX = "(?:0[0-7bBe-fE-F]|1[0-9a-fA-F]|7[fF])"
+_SPELLED = rf"(?:{_CONTROL}|\\(?:[av]|(?:x|u00|U000000){_HEX}|[xuU]\{{0*(?:{_HEX}|[0-7bBe-fE-F])\}}))"
+# An expression, part by part; a class of none but these has no member that could be written.
+_PARTS = re.compile(rf"(?P<control>{_SPELLED}|\[(?:{_SPELLED}-?)+\])|\[\^?\]?(?:\\.|[^][\\])*\]|\\.|.", re.DOTALL)
 
 
 def exact(text: str) -> str:
@@ -30,10 +38,11 @@ def exact(text: str) -> str:
             if isinstance(node, dict):
                 changed |= _draw_in(node)
                 _check_count(node)
+                _check_patterns(node)
             parts = node.items() if isinstance(node, dict) else enumerate(node)
             for key, value in parts:
                 if key in _VALUES:
-                    _check_numbers(value)
+                    _check_values(value)
                 elif key in _BY_NAME and isinstance(value, dict):
                     waiting += [one for one in value.values() if isinstance(one, dict)]
                 elif isinstance(value, dict | list):
@@ -67,7 +76,14 @@ def _check_count(node: dict[str, Any]) -> None:
         )
 
 
-def _check_numbers(value: Any) -> None:
+def _check_patterns(node: dict[str, Any]) -> None:
+    by_name = node.get("patternProperties")
+    for pattern in (node.get("pattern"), *(by_name if isinstance(by_name, dict) else ())):
+        if isinstance(pattern, str) and any(part["control"] for part in _PARTS.finditer(pattern)):
+            raise RequestError(f"the pattern {pattern!a:.80} asks for a control character, which cannot be written")
+
+
+def _check_values(value: Any) -> None:
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -75,3 +91,5 @@ def _check_numbers(value: Any) -> None:
             waiting += one.values() if isinstance(one, dict) else one
         elif isinstance(one, int) and abs(one) > _MOST:
             raise RequestError(f"the number {one} is beyond 2^53, where numbers are not exact; make it a string")
+        elif isinstance(one, str) and re.search(_CONTROL, one):
+            raise RequestError(f"the string {one!a:.80} has a control character, which cannot be written")

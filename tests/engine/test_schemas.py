@@ -44,6 +44,24 @@ def fits(tokenizer: Any, schema: Any, text: str) -> bool:
         ({"type": "object", "minProperties": 1}, "minProperties counts keys of any name, one of which may be written"),
         ({"minProperties": 2, "required": ["a"], "additionalProperties": {"type": "null"}}, "minProperties counts"),
         ({"minProperties": 1, "additionalProperties": False, "patternProperties": {"a": {}}}, "minProperties counts"),
+        ({"enum": [1, {"a": ["b\x01"]}]}, r"the string 'b\x01' has a control character, which cannot be written"),
+        ({"const": "\x7f"}, r"the string '\x7f' has a control character"),
+        ({"pattern": r"a\vb"}, r"the pattern 'a\\vb' asks for a control character, which cannot be written"),
+        ({"patternProperties": {"^\x1f": {}}}, r"the pattern '^\x1f' asks for a control character"),
+        *(
+            ({"items": {"pattern": pattern}}, "the pattern ")
+            for pattern in (
+                r"\x01",
+                r"\u007F",
+                r"\x{0b}",
+                r"\u{1}",
+                r"\U0000001f",
+                r"[\x01]b",
+                r"[\v\a]",
+                r"[\x01-\x01]",
+                "[[\0]]",
+            )
+        ),
     ],
 )
 def test_what_llguidance_would_not_keep_is_refused(schema: Any, reason: str) -> None:
@@ -64,6 +82,11 @@ def test_a_schema_without_any_of_that_stays_as_it_is() -> None:
         {"properties": {"minProperties": {"type": "null"}, "maximum": {}}, "const": {"maximum": 3, "minProperties": 1}},
         {"minProperties": 2, "properties": {"a": {}, "b": {}}, "additionalProperties": False},
         {"maximum": 3, "exclusiveMinimum": True},
+        {"const": "\b\t\n\f\r\x80", "properties": {"\x01": {"pattern": "^x"}, "pattern": {"enum": ["\\x01"]}}},
+        *(
+            {"pattern": p}
+            for p in ("^[^\x00/]+$", r"[ \v]", r"[^\x01-\x1f]", r"\\x01", r"\[\\v\]", r"[]\x01]", r"\x41\t\x0a")
+        ),
         True,
         ["a"],
     )
