@@ -75,7 +75,7 @@ class Encoder:
         calls = None
         if request.messages is not None:
             calls = grammar_of(request, tokens, self._answering)
-        eos, structure = self._target.eos, self._structures.of(request.params, calls)
+        eos, structure = self._target.eos, self._structures.of(request.params, calls, request.form_key)
         return (Sequence(request, i, list(tokens), len(tokens), limit, eos, structure) for i in request.wanted)
 
     def encode(self, request: Request) -> list[int]:

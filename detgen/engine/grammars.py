@@ -38,10 +38,10 @@ def form_of(params: SamplingParams) -> str | None:
     return next((name for name in GUIDES if getattr(params, name)), None)
 
 
-def check_end(params: SamplingParams, name: str) -> None:
-    """Refuse a text that must fit what a parameter of this name asks for, and is never to end."""
+def check_end(params: SamplingParams, key: str) -> None:
+    """Refuse a text that has a form, which errors call by this key, and is never to end."""
     if params.ignore_eos:
-        raise RequestError(f"ignore_eos cannot be combined with {name}: a text that fits ends")
+        raise RequestError(f"ignore_eos cannot be combined with {key}: a text that fits ends")
 
 
 def as_grammar(name: str, value: Any) -> str:

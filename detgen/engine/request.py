@@ -47,6 +47,7 @@ class Request:
         echo: whether the prompt is written beside the output.
         line: line (or record) number in the input, from 1; None if it did not come from a file.
         only: which of its samples to run, from 0; None for all. The others are known already.
+        form_key: the key or the option that asked for the form of its text, which errors name; None for the parameter.
     """
 
     index: int = UNNUMBERED
@@ -64,6 +65,7 @@ class Request:
     continue_final_message: bool = False
     echo: bool = False
     only: tuple[int, ...] | None = None
+    form_key: str | None = None
 
     def __post_init__(self) -> None:
         given: object = self.id

@@ -174,7 +174,8 @@ class Sequence:
         _ = adjustment.mask.bits
         if not adjustment.mask.error:
             return ""
-        return f"{self.structure.name} fails at token {self.generated + len(draft)}: {adjustment.mask.error}"
+        key = self.request.form_key or self.structure.name
+        return f"{key} fails at token {self.generated + len(draft)}: {adjustment.mask.error}"
 
 
 _FADE = 0.8  # weight of a past round against the next one in the running acceptance

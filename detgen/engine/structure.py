@@ -46,35 +46,37 @@ class Structures:
         self._own: Any = None
         self._fault = Bounded(with_little_stack(self._found_wrong))
 
-    def of(self, params: SamplingParams, calls: str | None = None) -> Structure | None:
+    def of(self, params: SamplingParams, calls: str | None = None, key: str | None = None) -> Structure | None:
         """What a request's text must be; None if it is free.
 
         Args:
             params: the request's.
             calls: the grammar of its calls, if it must call a tool.
+            key: what errors call the form; None for the parameter's name.
 
         Raises:
             RequestError: it cannot be compiled, or not with this tokenizer; gives llguidance's reason.
         """
         name = form_of(params)
         if calls is not None and name is not None:
-            raise RequestError(f"both tool_choice and {name} say what the text must be; give one of them")
+            raise RequestError(f"both tool_choice and {key or name} say what the text must be; give one of them")
         name, value = ("tool_choice", calls) if calls is not None else (name, getattr(params, name or "", None))
         if name is None:
             return None
-        check_end(params, name)
-        key = name, value
-        found = self._known.pop(key, None) or Structure(name, self._compiler(*key), self._eos)
-        self._known[key] = found
+        key = key or name
+        check_end(params, key)
+        found = self._known.pop((name, value), None)
+        found = found or Structure(name, self._compiler(name, value, key), self._eos)
+        self._known[name, value] = found
         if len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return found
 
-    def _compiler(self, name: str, value: Any) -> Callable[[], Any]:
+    def _compiler(self, name: str, value: Any, key: str) -> Callable[[], Any]:
         """Makes matchers that know no token yet; one was made elsewhere, to see that it can be."""
-        self._llguidance(name)
+        self._llguidance(key)
         if reason := within_bounds(self._fault, name, value):
-            raise RequestError(f"{name} is refused: {reason}")
+            raise RequestError(f"{key} is refused: {reason}")
         return partial(self._matcher, name, as_grammar(name, value))
 
     def _matcher(self, name: str, grammar: str) -> Any:
@@ -96,17 +98,17 @@ class Structures:
         reason = one_line(made.get_error())
         return "no text fits it" if reason.startswith("NoExtension") else reason
 
-    def _llguidance(self, name: str) -> Any:
-        """The tokenizer as llguidance has it."""
+    def _llguidance(self, key: str) -> Any:
+        """The tokenizer as llguidance has it; errors name what needs it."""
         if self._own is None:
             from llguidance import LLTokenizer
             from tokenizers import Tokenizer
 
             if not self._eos:
-                raise RequestError(f"{name} needs a model with an end-of-sequence token, and {self._model} has none")
+                raise RequestError(f"{key} needs a model with an end-of-sequence token, and {self._model} has none")
             backend = getattr(self._tokenizer, "backend_tokenizer", None)
             if not isinstance(backend, Tokenizer):
-                raise RequestError(f"{name} needs a tokenizer of the library tokenizers, and {self._model} has another")
+                raise RequestError(f"{key} needs a tokenizer of the library tokenizers, and {self._model} has another")
             whole = Tokenizer.from_str(backend.to_str())  # transformers' own may stay cut off and padded
             whole.no_truncation()
             whole.no_padding()
@@ -114,7 +116,7 @@ class Structures:
                 self._own = LLTokenizer(whole.to_str(), n_vocab=self._vocabulary, eos_token=sorted(self._eos))
             except Exception as error:  # whatever it does not know
                 raise RequestError(
-                    f"{name} cannot be combined with the tokenizer of {self._model}: {one_line(str(error))}"
+                    f"{key} cannot be combined with the tokenizer of {self._model}: {one_line(str(error))}"
                 ) from None
         return self._own
 

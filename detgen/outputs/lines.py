@@ -181,7 +181,7 @@ def request_digest(request: Request) -> str:
     if request.messages is None:
         for name in _OF_CHATS:
             del asked[name]
-    for name, usual in _LATER.items():
+    for name, usual in {**_LATER, "form_key": None}.items():
         if asked[name] == usual:
             del asked[name]
     asked |= _guided_by(request)

@@ -57,8 +57,8 @@ def parse_record(
             record, defaults = unpack(record, defaults)
         identity = _identity(record, number)
         metadata = _metadata(record)
-        content, params = _content(record), _params(record, defaults)
-        request = Request(index=index, id=identity, params=params, metadata=metadata, line=line, **content)
+        content, (params, form_key) = _content(record), _params(record, defaults)
+        request = Request(index, identity, params=params, metadata=metadata, line=line, form_key=form_key, **content)
         check_supported(record, request)
     except (RequestError, RecursionError) as error:  # the repr of a wrong value may be nested too deeply
         reason = str(error) if isinstance(error, RequestError) else "nested too deeply"
@@ -162,13 +162,18 @@ def _chat(record: dict[str, Any]) -> dict[str, Any]:
     return given | {"tool_choice": asked["tool_choice"] or "auto"}
 
 
-def _params(record: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
+def _params(record: dict[str, Any], defaults: SamplingParams) -> tuple[SamplingParams, str | None]:
+    """The parameters of a record, and what it calls the form that it asks for; None if it asks for none."""
     record = _without_aliases(record)
-    changes = {name: record[name] for name in PARAMETERS.keys() & record.keys() if record[name] is not None}
-    changes |= asked_form(record)
+    form, form_key = asked_form(record)
+    changes = {name: record[name] for name in PARAMETERS.keys() & record.keys() if record[name] is not None} | form
     if record.get("messages") and record.get("tool_choice") not in (None, "auto", "none"):
         defaults = defaults.with_(**FREE)  # what the line asks for takes the place of the run's form
-    return defaults.with_(**changes) if changes else defaults
+    try:
+        return (defaults.with_(**changes) if changes else defaults), form_key
+    except RequestError as error:
+        name, _, said = str(error).partition(" ")
+        raise RequestError(f"{form_key if name in form else name} {said}") from None
 
 
 def _without_aliases(record: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from detgen.engine.grammars import form_of
 from detgen.engine.request import Request
 from detgen.errors import RequestError
-from detgen.params import SamplingParams
+from detgen.params import PARAMETERS, SamplingParams
 from detgen.prompts.batch import custom_id, settings, short_digest
 from detgen.prompts.json_text import RepeatedKeyError
 from detgen.prompts.kinds import CONTENTS
@@ -132,6 +133,8 @@ class Prompts(ABC):
             if isinstance(found, BadLine):
                 yield replace(found, error=f"{self.name}:{line}: {found.error}")
                 continue
+            if found.form_key is None and (form := form_of(found.params)) is not None:  # the defaults have it
+                found = replace(found, form_key=PARAMETERS[form].flag if PARAMETERS[form].option else form)
             if seed_per_line and isinstance(record, dict) and settings(record).get("seed") is None:
                 found = found.with_params(seed=line_seed(defaults.seed, found.id))
             if echo:

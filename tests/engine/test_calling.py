@@ -157,6 +157,11 @@ def test_the_same_whoever_drafts(templated: Callable[..., Engine]) -> None:
         (TAGGED, {"params": SamplingParams(guided_regex="a")}, "both tool_choice and guided_regex say what the text"),
         (
             TAGGED,
+            {"params": SamplingParams(guided_regex="a"), "form_key": "structured_outputs.regex"},
+            "both tool_choice and structured_outputs.regex say what the text must be; give one of them",
+        ),
+        (
+            TAGGED,
             {"params": SamplingParams(ignore_eos=True)},
             "ignore_eos cannot be combined with tool_choice: a text that fits",
         ),

@@ -149,6 +149,24 @@ def test_refused(engine: Engine, asked: dict[str, Any], reason: str | None) -> N
         assert "\n" not in completion.error
 
 
+def test_errors_name_what_asked_for_the_form(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the request's own word for it, whoever asked for the same before by another."""
+
+    def error(key: str | None, **asked: Any) -> str | None:
+        request = Request(prompt="aa", params=SamplingParams(**asked), form_key=key)
+        return engine.generate([request])[0].error
+
+    lasting = {"guided_regex": "a", "ignore_eos": True}
+    assert error(None, guided_regex="(a") == "guided_regex is refused: invalid regular expression: unclosed group"
+    assert error("--regex", guided_regex="(a") == "--regex is refused: invalid regular expression: unclosed group"
+    assert error("x.regex", **lasting) == "ignore_eos cannot be combined with x.regex: a text that fits ends"
+
+    monkeypatch.setattr("detgen.engine.structure._STATES", 100)
+    many = {"guided_regex": "(?:[ab]{1,2000}x){3}", "max_tokens": 200, "logit_bias": {0: -100.0}}
+    for key in (None, "x.regex"):
+        assert str(error(key, **many)).startswith(f"{key or 'guided_regex'} fails at token ")
+
+
 def test_other_parameters(engine: Engine) -> None:
     """Limits, stop strings, least lengths, penalties and several samples, with a form."""
     asked: list[dict[str, Any]] = [

@@ -144,6 +144,7 @@ def test_digests_of_texts_stay() -> None:
         {"continue_final_message": True},
         {"parallel_tool_calls": False},
         {"echo": True},
+        {"form_key": "--regex"},
     ],
 )
 def test_the_digest_covers_whatever_decides_a_line(change: dict[str, Any]) -> None:
@@ -167,7 +168,7 @@ def test_the_content_of_a_request_is_what_its_samples_depend_on() -> None:
     params = SamplingParams(temperature=1, seed=3)  # type: ignore[arg-type]
     one = Request(0, "a", messages=[{"role": "user", "content": "x"}], params=params, tools=[{"a": 1, "b": 2}])
     alike = [
-        replace(one, index=7, id=8, line=9, metadata={"k": 1}, echo=True, only=(0,)),
+        replace(one, index=7, id=8, line=9, metadata={"k": 1}, echo=True, only=(0,), form_key="x"),
         replace(one, params=params.with_(n=4, temperature=1.0)),
     ]
     assert {content_digest(each) for each in alike} == {content_digest(one)}

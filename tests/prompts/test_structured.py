@@ -92,12 +92,57 @@ def test_forms(tmp_path: Path, keys: dict[str, Any], asked: dict[str, Any]) -> N
             "guided_choice must have at most 1000000 characters in all",
         ),
         ({"structured_outputs": {"json": {}, "_backend": "x"}}, "structured_outputs._backend is not supported"),
+        ({"structured_outputs": {"json": [1]}}, "structured_outputs.json must be a JSON schema, an object or its text"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json is no JSON: Expecting property name"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex must be a regular expression, got ''"),
+        (
+            {"structured_outputs": {"choice": ["a" * 1_000_001]}},
+            "structured_outputs.choice must have at most 1000000 characters in all",
+        ),
+        ({"response_format": {"type": "json_object", "schema": 3}}, "response_format.schema must be a JSON schema, an"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"title": "a" * 1_000_001}}}},
+            "response_format.json_schema must be at most 1000000 characters",
+        ),
+        ({"structured_outputs": {"regex": "a"}, "temperature": -1}, "temperature must be a number from 0 to 10000"),
         ({"guided_choice": [""]}, "guided_choice must be a non-empty string or a list of them, got ['']"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern is not supported: detgen has structured"),
     ],
 )
 def test_wrong_forms(tmp_path: Path, keys: dict[str, Any], reason: str) -> None:
     assert error(tmp_path, json.dumps({"prompt": "a", **keys})).startswith(f"p.jsonl:1: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("keys", "called"),
+    [
+        ({}, "--regex"),
+        ({"guided_json": SCHEMA}, "guided_json"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"response_format": "json_object"}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "response_format.json_schema",
+        ),
+        ({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
+        ({"response_format": "text"}, None),
+    ],
+)
+def test_what_errors_call_a_form(tmp_path: Path, keys: dict[str, Any], called: str | None) -> None:
+    """The key of the line or the option of the run, by which it was asked for."""
+    path = write(tmp_path, "p.jsonl", json.dumps({"prompt": "a", **keys}))
+    [item] = open_prompts(str(path)).read(SamplingParams(guided_regex="a+"))
+    assert isinstance(item, Request)
+    assert item.form_key == called
+
+
+def test_a_form_that_no_option_asks_for_is_called_by_its_parameter(tmp_path: Path) -> None:
+    path = write(tmp_path, "p.jsonl", '{"prompt": "a"}')
+    [item] = open_prompts(str(path)).read(SamplingParams(guided_grammar="start: x"))
+    assert isinstance(item, Request)
+    assert item.form_key == "guided_grammar"
 
 
 def test_a_line_replaces_the_default_of_the_run(tmp_path: Path) -> None:
