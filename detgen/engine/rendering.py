@@ -9,6 +9,7 @@ from typing import Any
 
 from detgen.engine.bounded import Bounded
 from detgen.engine.request import Request
+from detgen.engine.tools import check_type
 from detgen.errors import EngineError, RequestError
 
 _LONGEST_REASON = 500
@@ -50,7 +51,7 @@ def render_chat(tokenizer: Any, model: str, request: Request, render: Bounded[st
         source = str(tokenizer.get_chat_template(tools=tools))
         _check_used(source, "tools" if tools else None, variables, tokenizer)
         text = render(
-            [_message(message) for message in request.messages or ()],
+            [_message(f"messages[{i}]", message) for i, message in enumerate(request.messages or ())],
             chat_template=source,
             tools=tools,
             add_generation_prompt=not request.continue_final_message,
@@ -87,7 +88,7 @@ def _check_used(source: str, tools: str | None, variables: dict[str, Any], token
             raise RequestError(f"the model's chat template does not use {name or repr(name)}; leave {them} out")
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _message(place: str, message: dict[str, Any]) -> dict[str, Any]:
     changed = dict(message)
     content = message.get("content")
     if isinstance(content, list):
@@ -95,12 +96,15 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     elif content is None:
         changed["content"] = ""
     if isinstance(calls := message.get("tool_calls"), list):
-        changed["tool_calls"] = [_call(call) for call in calls]
+        changed["tool_calls"] = [_call(f"{place}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
     return changed
 
 
-def _call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
+def _call(place: str, call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    check_type(place, call)
+    function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:

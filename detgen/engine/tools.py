@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from detgen.errors import RequestError
+from detgen.params import shown
 
 _NEEDED = 'auto, none, required or {"type": "function", "function": {"name": "..."}}'
 
@@ -23,6 +24,8 @@ def called(choice: Any, names: list[str]) -> list[str]:
     if choice in (None, "auto", "none"):
         return []
     name = None
+    if isinstance(choice, dict):
+        check_type("tool_choice", choice)
     if isinstance(choice, dict) and choice.get("type") == "function":
         function = choice.get("function", choice)
         name = function.get("name") if isinstance(function, dict) else None
@@ -39,13 +42,29 @@ def functions(tools: list[dict[str, Any]] | None) -> dict[str, dict[str, Any]]:
     """The functions among the tools of a chat, by name.
 
     Raises:
-        RequestError: two have one name.
+        RequestError: two have one name, or one is no function.
     """
-    given = [tool.get("function", tool) for tool in tools or () if tool.get("type", "function") == "function"]
     made: dict[str, dict[str, Any]] = {}
-    for each in given:
+    for i, tool in enumerate(tools or ()):
+        check_type(f"tools[{i}]", tool)
+        each = tool.get("function", tool)
         if isinstance(each, dict) and isinstance(name := each.get("name"), str) and name:
             if name in made:
                 raise RequestError(f"tools has two functions called {name}; give each a name of its own")
             made[name] = each
     return made
+
+
+def check_type(place: str, given: dict[str, Any]) -> None:
+    """Refuse a tool, a call or a choice that is not of a function.
+
+    Args:
+        place: what errors call it.
+        given: it may say its type.
+
+    Raises:
+        RequestError: it says another type; names it.
+    """
+    kind = given.get("type")
+    if kind not in (None, "function"):
+        raise RequestError(f"{place} has the type {shown(kind)}, which is not supported; only functions are tools here")

@@ -74,6 +74,15 @@ def test_calls_of_any_shape_are_left_to_the_template(render: Callable[..., str],
     assert render({"role": "assistant", "tool_calls": [call]}, template=template)
 
 
+def test_calls_of_what_is_no_function_are_refused(render: Callable[..., str]) -> None:
+    calls = [{"function": {"name": "f"}}, {"type": "custom", "custom": {"name": "g", "input": "x"}}]
+    reason = (
+        r"messages\[1\]\.tool_calls\[1\] has the type 'custom', which is not supported; only functions are tools here"
+    )
+    with pytest.raises(RequestError, match=reason):
+        render(USER, {"role": "assistant", "content": "", "tool_calls": calls})
+
+
 def test_the_last_message_is_continued(render: Callable[..., str]) -> None:
     last = {"role": "assistant", "content": "It is "}
     assert render(USER, last) == "<user>hi</><assistant>It is </><assistant>"

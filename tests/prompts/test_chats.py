@@ -113,10 +113,24 @@ def test_what_the_template_is_given(tmp_path: Path) -> None:
             "reasoning_effort has another value in chat_template_kwargs; give it once",
         ),
         ({"tools": [{"name": "f"}, {"function": {"name": "f"}}]}, "tools has two functions called f; give each a name"),
-        ({"tool_choice": "required", "tools": [{"type": "custom", "name": "f"}]}, "tool_choice needs tools that are"),
+        (
+            {"tools": [{"name": "f"}, {"type": "custom", "custom": {"name": "g"}}]},
+            "tools[1] has the type 'custom', which is not supported; only functions are tools here",
+        ),
+        (
+            {"tool_choice": {"type": "custom", "custom": {"name": "g"}}, "tools": [{"name": "f"}]},
+            "tool_choice has the type 'custom', which is not supported",
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}, "tools": [{"name": "f"}]},
+            "tool_choice has the type 'allowed_tools', which is not supported",
+        ),
         ({"tool_choice": "required"}, "tool_choice needs tools that are functions with a name"),
         ({"tool_choice": "any"}, "tool_choice must be auto, none, required or an object that names a function, got"),
-        ({"tool_choice": {"type": "f"}}, 'tool_choice must be auto, none, required or {"type": "function"'),
+        (
+            {"tool_choice": {"function": {"name": "f"}}},
+            'tool_choice must be auto, none, required or {"type": "function"',
+        ),
         (
             {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [{"name": "f"}]},
             "tool_choice names 'g', which is not among tools: f",
