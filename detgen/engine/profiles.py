@@ -16,13 +16,11 @@ from detgen.runner.preparing import Prepared
 def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     """As `Engine.profile`."""
     target = prepared.target
+    merged = {} if target.adapter is None else {"adapter": target.adapter, "adapter_dtype": _name(target.adapter_dtype)}
     profile: dict[str, Any] = {
-        "target": {
-            **{"name": target.name, "digest": target.digest, "quant": config.target_quant},
-            **({} if target.adapter is None else {"adapter": target.adapter}),
-        },
-        "dtype": str(target.rounded or torch.float32).removeprefix("torch."),
-        "kv_dtype": str(prepared.kv_dtype).removeprefix("torch."),
+        "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant, **merged},
+        "dtype": _name(target.rounded or torch.float32),
+        "kv_dtype": _name(prepared.kv_dtype),
         **prepared.runners[0].decoder.profile(),
     }
     if "operators" in profile:  # torch's kernels for them depend on the processor
@@ -36,3 +34,7 @@ def draft(prepared: Prepared, config: EngineConfig) -> dict[str, Any] | None:
     """As `Engine.draft_profile`."""
     d = prepared.draft
     return {"name": d.name, "digest": d.digest, "quant": config.draft_quant} if d else None
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

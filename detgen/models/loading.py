@@ -80,6 +80,7 @@ class LoadedModel:
         own: what its own forward has told, if that is kept; then `model` only says what there is, and computes nothing.
         keep: keeps that for the next time; None if it is not to be kept.
         adapter: digest of the adapter that was merged into its weights; None for none.
+        adapter_dtype: number format that the merged weights were rounded to; None for no adapter.
         vocabulary: entries of the logits.
     """
 
@@ -95,6 +96,7 @@ class LoadedModel:
     own: OwnForward | None = None
     keep: Callable[[OwnForward], None] | None = None
     adapter: str | None = None
+    adapter_dtype: torch.dtype | None = None
     vocabulary: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -207,7 +209,8 @@ def load_model(
         return read if read is None or change is None else Merging(model, read, change)
 
     if at is not None and (found := _kept(at, folder, name, dtype, form, observer, reading)):
-        return replace(found, adapter=merged)
+        kept_in = None if merged is None else _chosen(dtype, stored, quantized=False)
+        return replace(found, adapter=merged, adapter_dtype=kept_in)
     from transformers import AutoModelForCausalLM
 
     _quiet()
@@ -257,7 +260,9 @@ def load_model(
         eos = ends_of(model, tokenizer)
         digest = model_digest(folder, observer, trusted=trusted)
     rounded = _HALVES.get(dtype)
-    loaded = LoadedModel(name, model, tokenizer, digest, context, eos, form, read, rounded, adapter=merged)
+    kept_in = None if merged is None else chosen
+    about = name, model, tokenizer, digest, context, eos, form, read, rounded
+    loaded = LoadedModel(*about, adapter=merged, adapter_dtype=kept_in)
     if at is not None and lazy and isinstance(read, Reader | Merging):
         loaded = _keeping(loaded, at, folder, {"quantized": quantized}, {})
     return loaded

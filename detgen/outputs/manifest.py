@@ -97,12 +97,13 @@ class Settings(TypedDict):
 
 @_declared
 class Model(TypedDict):
-    """A model by its files' digest, and that of an adapter that was merged into it."""
+    """A model by its files' digest, that of an adapter that was merged into it, and the dtype of the merged weights."""
 
     name: str
     digest: str
     quant: _Quant
     adapter: NotRequired[str]
+    adapter_dtype: NotRequired[str]
 
 
 @_declared

@@ -198,6 +198,15 @@ def test_factors_that_are_not_finite_are_refused(llama: Path, tmp_path: Path) ->
         Engine(target=llama, adapter=adapters.write(tmp_path / "a", tensors))
 
 
+def test_the_profile_has_what_merged_weights_are_rounded_to(demo_models: Any, tmp_path: Path) -> None:
+    """Of a checkpoint in bfloat16, also where it is kept; without an adapter, both ways give the same bits."""
+    adapter = adapters.write(tmp_path / "a", adapters.factors({"model.layers.0.self_attn.q_proj": (256, 256)}))
+    for dtype, rounded in (("auto", "bfloat16"), ("float32", "float32"), ("auto", "bfloat16")):
+        target = Engine(target=demo_models.target, adapter=adapter, dtype=dtype, kv_memory=4 << 20).profile()["target"]
+        assert target["adapter_dtype"] == rounded
+    assert "adapter_dtype" not in Engine(target=demo_models.target, kv_memory=4 << 20).profile()["target"]
+
+
 def test_a_weight_that_two_modules_share_is_not_changed(demo_models: Any, tmp_path: Path) -> None:
     """The output layer of the embedded model is its embedding."""
     adapter = adapters.write(tmp_path / "a", adapters.factors({"lm_head": (4096, 256)}))

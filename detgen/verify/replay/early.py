@@ -60,8 +60,10 @@ def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
             changes["adapter"] = manifest.get("adapter")
     if config.target_quant == "none":
         changes["target_quant"] = profile["target"]["quant"]
-    if config.dtype == "auto" and profile["dtype"] in TOLERANCE:
-        changes["dtype"] = profile["dtype"]
+    dtype = profile["dtype"]
+    # Merged weights are rounded to what the checkpoint has, if no other format was asked for.
+    if config.dtype == "auto" and dtype in TOLERANCE and profile["target"].get("adapter_dtype", dtype) == dtype:
+        changes["dtype"] = dtype
     if config.kv_dtype == "auto":
         changes["kv_dtype"] = profile["kv_dtype"]
     return replace(config, drafter="none", draft=None, **changes)

@@ -236,6 +236,13 @@ def test_config_takes_the_runs_model(folder: Path) -> None:
     assert config.adapter == "adapters/x"
     assert config_of(manifest, EngineConfig(target="y")).adapter is None, "which belongs to the run's own model"
     assert config_of(manifest, EngineConfig(adapter="y")).adapter == "y"
+    for dtype, rounded, asked in (
+        ("float32", "float32", "float32"),
+        ("float32", "float16", "auto"),
+        ("float16", "float16", "float16"),
+    ):
+        manifest["profile"]["dtype"], manifest["profile"]["target"]["adapter_dtype"] = dtype, rounded
+        assert config_of(manifest, EngineConfig()).dtype == asked
 
 
 @pytest.mark.parametrize(
