@@ -26,7 +26,7 @@ Judge = Annotated[
     Part(
         *("target", "device", "dtype", "kv_dtype", "adapter", "target_quant"),
         *("trust_remote_code", "threads", "kv_memory"),
-        defaults={"target": "the run's own", "adapter": "the run's own, with its target"},
+        defaults={"target": "the run's own", "adapter": "the run's own"},
     ),
 ]
 

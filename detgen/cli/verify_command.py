@@ -57,7 +57,8 @@ def verify_command(
     given = {f"--{name}": getattr(config, name) for name in ("full", "minutes", "axis", "seed", "limit")}
     given["--draft"] = config.engine.draft
     if against is None:
-        given = {"PROMPTS": config.prompts, **given, "--target": config.engine.target}
+        given = {"PROMPTS": config.prompts, **given}
+        given |= {"--target": config.engine.target, "--adapter": config.engine.adapter}
     _refuse_ignored({"--against": against, "--replay": replay}, given)
     if against is not None:
         return audit(against, config.prompts, config.engine, json_file, display)

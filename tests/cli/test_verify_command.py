@@ -83,6 +83,7 @@ def test_difference_is_shown_and_replayed(prompts: Path, monkeypatch: pytest.Mon
         (["--axis", "draft-token"], "no axis 'draft-token'"),
         (["--against", "out", "--replay", "d.json"], "--against and --replay cannot be given together"),
         (["--replay", "d.json", "--axis", "slot"], "--axis has no effect with --replay; leave it out"),
+        (["--replay", "d.json", "--adapter", "a"], "--adapter has no effect with --replay; leave it out"),
         (["--against", "out", "--draft", "d"], "--draft has no effect with --against; leave it out"),
         (["prompts.jsonl", "--replay", "prompts.jsonl"], "PROMPTS has no effect with --replay; leave it out"),
         (["--json", "nowhere/r.json"], "cannot write nowhere/r.json: there is no folder"),

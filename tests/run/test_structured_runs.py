@@ -223,6 +223,31 @@ def test_an_audit_derives_the_masks(engine: Engine, alone: Path) -> None:
     assert Audit(alone, read_manifest(alone), engine, None).run(Silent()).findings == []
 
 
+def test_an_adapter_that_has_moved(models: dict[str, Path], tmp_path: Path) -> None:
+    """Audited and resumed from where it is now; another one in its place is a fault, or ends the resumed run."""
+    here, there, out = tmp_path / "here", tmp_path / "there", str(tmp_path / "out")
+    shutil.copytree(models["adapter"], here)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "x = "}\n')
+    command = ["run", str(tmp_path / "p.jsonl"), "-o", out, f"--target={models['target']}", "--max-tokens=4", "--quiet"]
+    assert invoke(*command, f"--adapter={here}").exit_code == 0
+    here.rename(there)
+
+    done = invoke("audit", out)
+    assert done.exit_code == 2
+    assert f"cannot use the adapter {here}: there is no such folder; give --adapter one" in done.output
+    assert invoke("audit", out, f"--adapter={there}").exit_code == 0
+    assert invoke("verify-determinism", "--against", out, f"--adapter={there}").exit_code == 0
+    assert invoke(*command, f"--adapter={there}").exit_code == 0
+
+    write(there, factors({"model.layers.0.self_attn.q_proj": (256, 256)}, seed=1))
+    done = invoke("audit", out, f"--adapter={there}")
+    assert done.exit_code == 1
+    assert "manifest.json: the adapter is not that of the run, which --adapter names: " in done.output
+    done = invoke(*command, f"--adapter={there}")
+    assert done.exit_code == 2
+    assert "profile.target.adapter: " in done.output
+
+
 @pytest.mark.parametrize(
     "form",
     [

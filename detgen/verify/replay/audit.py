@@ -38,7 +38,8 @@ def audit_run(folder: Path, config: EngineConfig, prompts: str | None, observer:
 
     Args:
         folder: the output folder.
-        config: the engine that judges; the run's own model, number format and quantization where it names none.
+        config: the engine that judges; the run's own model, adapter, number format and quantization where it names
+            none.
         prompts: the run's prompts; None takes them from where the manifest says.
         observer: is told how it goes.
 

@@ -19,6 +19,11 @@ from detgen.verify.replay.result import AuditResult
 if TYPE_CHECKING:  # the manifest is read before torch is imported
     from detgen.engine import Engine
 
+# Of a profile, what is a fault if it is another.
+_OWN = {
+    "profile.target.digest": "the weights or the tokenizer are not those of the run",
+    "profile.target.adapter": "the adapter is not that of the run, which --adapter names",
+}
 _COUNTS = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
 
 
@@ -56,13 +61,13 @@ def check_files(folder: Path, manifest: dict[str, Any], result: AuditResult) -> 
 
 
 def check_profile(engine: Engine, manifest: dict[str, Any], result: AuditResult) -> None:
-    """The profile against the engine's: other weights are a fault, another profile makes ties possible."""
+    """The profile against the engine's: other weights or another adapter are a fault, the rest makes ties possible."""
     mine = json.loads(json.dumps(engine.profile(), default=str))
     same: dict[str, Any] = {name: manifest[name] for name in ("command", "input") if name in manifest}
     for line in differences(manifest, {**same, "profile": mine}):
-        if line.startswith("profile.target.digest"):
-            what = f"the weights or the tokenizer are not those of the run: {line.partition(': ')[2]}"
-            result.add("manifest.json", what, "file")
+        name, _, change = line.partition(": ")
+        if name in _OWN:
+            result.add("manifest.json", f"{_OWN[name]}: {change}", "file")
         else:
             result.other_profile.append(line.removeprefix("profile."))
 

@@ -25,7 +25,7 @@ def check_early(folder: Path, config: EngineConfig, prompts: str | None, observe
 
     Args:
         folder: the output folder.
-        config: as the caller asks; the run's own model where it names none.
+        config: as the caller asks; the run's own model and adapter where it names none.
         prompts: the run's prompts; None takes them from where the manifest says.
         observer: is told of a download.
 
@@ -51,13 +51,13 @@ def readable() -> Iterator[None]:
 
 
 def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
-    """The engine that audits a run: as the caller asks, with the run's own model where he asks for none."""
+    """The engine that audits a run: as the caller asks, with the run's own model and adapter where he names none."""
     profile = manifest["profile"]
     changes: dict[str, Any] = {}
     if config.target is None:
         changes["target"] = manifest["model"]
-        if config.adapter is None:
-            changes["adapter"] = manifest.get("adapter")
+    if config.adapter is None:
+        changes["adapter"] = manifest.get("adapter")
     if config.target_quant == "none":
         changes["target_quant"] = profile["target"]["quant"]
     dtype = profile["dtype"]

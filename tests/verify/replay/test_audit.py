@@ -234,7 +234,7 @@ def test_config_takes_the_runs_model(folder: Path) -> None:
     assert config_of(manifest, EngineConfig(target="y", kv_dtype="bfloat16")).kv_dtype == "bfloat16"
     assert config_of(manifest, EngineConfig(target="y")).target == "y"
     assert config.adapter == "adapters/x"
-    assert config_of(manifest, EngineConfig(target="y")).adapter is None, "which belongs to the run's own model"
+    assert config_of(manifest, EngineConfig(target="y")).adapter == "adapters/x", "where the model was moved alone"
     assert config_of(manifest, EngineConfig(adapter="y")).adapter == "y"
     for dtype, rounded, asked in (
         ("float32", "float32", "float32"),
