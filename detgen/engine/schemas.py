@@ -1,7 +1,7 @@
 """JSON schemas as llguidance is given them, so that what fits its reading of one fits the schema.
 
-It counts in doubles, of an object whose keys may have any name it can write one key twice, and it leaves control
-characters out of the texts that a constant or an expression spells.
+It counts in doubles, of an object whose keys may have any name it can write one key twice, it leaves control characters
+out of the texts that a constant or an expression spells, and its dates have a February 29 in every year.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ _MOST = 1 << 53  # whole numbers beyond are not all of them doubles
 _VALUES = ("enum", "const")  # have values, and no schemas
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # have schemas by any names
 _BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
+# What dates begin with: any day of other months, the first 28 of February, and its last one in leap years.
+_DAYS = (
+    "^(?:.{5}(?:0[13-9]|1[0-2])|.{8}(?:[01]|2[0-8])"
+    "|(?:..(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+)
 # Characters for which JSON has nothing but their numbers, and what spells one in an expression.
 _CONTROL = r"[\0-\x07\x0b\x0e-\x1f\x7f]"
 _HEX = "(?:0[0-7bBe-fE-F]|1[0-9a-fA-F]|7[fF])"
@@ -25,7 +30,7 @@ _PARTS = re.compile(rf"(?P<control>{_SPELLED}|\[(?:{_SPELLED}-?)+\])|\[\^?\]?(?:
 
 
 def exact(text: str) -> str:
-    """The text of a schema, with bounds drawn in to where doubles are exact.
+    """The text of a schema, with bounds drawn in to where doubles are exact, and dates to those that there are.
 
     Raises:
         RequestError: that would not do, or it asks for what llguidance would not keep; says what and why.
@@ -36,7 +41,7 @@ def exact(text: str) -> str:
         while waiting:
             node = waiting.pop()
             if isinstance(node, dict):
-                changed |= _draw_in(node)
+                changed |= _draw_in(node) | _keep_calendar(node)
                 _check_count(node)
                 _check_patterns(node)
             parts = node.items() if isinstance(node, dict) else enumerate(node)
@@ -63,6 +68,15 @@ def _draw_in(node: dict[str, Any]) -> bool:
             raise RequestError(f"{name} {value} is beyond 2^53, where numbers are not exact")
         node[name] = _BOUNDS[name] * _MOST
     return asked_nothing or bool(far)
+
+
+def _keep_calendar(node: dict[str, Any]) -> bool:
+    """Rule out dates that there are not; whether there might have been any."""
+    also = node.get("allOf", [])
+    if node.get("format") not in ("date", "date-time") or not isinstance(also, list):
+        return False
+    node["allOf"] = [*also, {"pattern": _DAYS}]
+    return True
 
 
 def _check_count(node: dict[str, Any]) -> None:

@@ -103,6 +103,11 @@ def test_a_schema_without_any_of_that_stays_as_it_is() -> None:
         ({"type": "integer", "minimum": -(10**30), "exclusiveMaximum": 10**30}, (0, -(2**53), -(10**31), 10**30)),
         ({"type": "array", "items": {"type": "null"}, "uniqueItems": False}, ([], [None, None], [1])),
         ({"enum": [2**53, 3]}, (2**53, 2**53 + 1, 3)),
+        (
+            {"type": "string", "format": "date", "allOf": [{"pattern": "29$"}]},
+            ("2023-02-29", "2024-02-29", "1900-02-29", "2000-02-29", "2023-03-29", "2023-10-29", "2024-02-28"),
+        ),
+        ({"properties": {"a": {"format": "date"}}}, ({"a": "2023-02-29"}, {"a": "2023-02-28"}, {"a": 3})),
     ],
 )
 def test_what_the_masks_let_through_fits(llguidance_tokenizer: Any, schema: Any, texts: tuple[Any, ...]) -> None:
@@ -110,7 +115,7 @@ def test_what_the_masks_let_through_fits(llguidance_tokenizer: Any, schema: Any,
     let_through = [value for value in texts if fits(llguidance_tokenizer, schema, json.dumps(value))]
     assert let_through
     for value in let_through:
-        jsonschema.validate(value, schema)
+        jsonschema.validate(value, schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
 
 
 @pytest.mark.parametrize(
@@ -141,3 +146,11 @@ def test_no_escape_gets_a_key_around_the_schema_of_its_property(
     assert [text for text in [*fitting, *others] if fits(llguidance_tokenizer, schema, text)] == fitting
     for text in fitting:
         jsonschema.validate(json.loads(text), schema)
+
+
+def test_dates_are_those_of_the_calendar(llguidance_tokenizer: Any) -> None:
+    """February has a 29th in leap years, also where a time follows."""
+    days = [f"{year}-02-29" for year in (1600, 1700, 1996, 1997, 2000, 2023, 2024, 2100)]
+    for schema, rest in (({"format": "date"}, ""), ({"format": "date-time"}, "T00:00:00Z")):
+        fitting = [day for day in days if fits(llguidance_tokenizer, schema, json.dumps(day + rest))]
+        assert fitting == ["1600-02-29", "1996-02-29", "2000-02-29", "2024-02-29"]
