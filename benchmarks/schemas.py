@@ -2,7 +2,7 @@
 
 Each file is an object with a `schema` and, if there are any, `tests`: objects with `data`, and whether it is `valid`,
 as in the folder `maskbench/data` of JSONSchemaBench (https://github.com/guidance-ai/jsonschemabench). The judge is the
-library jsonschema.
+library jsonschema, formats included as far as it checks them by itself (dates, emails, addresses, UUIDs, ...).
 
     python benchmarks/schemas.py FOLDER [--limit 500] [--target MODEL] [--max-tokens 400]
 """
@@ -26,7 +26,8 @@ def judged(schema: Any, value: Any) -> str:
     """Whether a value fits a schema: "fits", or where it does not; "unknown" if the library cannot tell."""
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        error = jsonschema.exceptions.best_match(kind(schema).iter_errors(value))
+        validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
+        error = jsonschema.exceptions.best_match(validator.iter_errors(value))
     except Exception:  # references to nowhere, expressions of another dialect
         return "unknown"
     return "fits" if error is None else f"{error.json_path}: {error.message[:80]} ({error.validator})"

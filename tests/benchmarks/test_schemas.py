@@ -46,3 +46,21 @@ def test_counts(
         "1 valid values let through",
     ]
     assert not broken or lines[0].startswith('a.json: $.n: wrong (maximum): {"n": ')
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "verdict"),
+    [
+        ({"format": "date"}, "2024-02-29", "fits"),
+        ({"format": "date"}, "2023-02-29", "$: '2023-02-29' is not a 'date' (format)"),
+        ({"properties": {"a": {"format": "ipv4"}}}, {"a": "1.2.3.256"}, "$.a: '1.2.3.256' is not a 'ipv4' (format)"),
+        (
+            {"$schema": "http://json-schema.org/draft-04/schema#", "format": "email"},
+            "x",
+            "$: 'x' is not a 'email' (format)",
+        ),
+    ],
+)
+def test_judged(schema: Any, value: Any, verdict: str) -> None:
+    """Formats count, by the schema's own draft."""
+    assert schemas.judged(schema, value) == verdict
