@@ -93,6 +93,8 @@ def _json_schema(value: Any) -> Any:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"guided_json is no JSON: {error}") from None
+        if isinstance(value, str):
+            raise RequestError(f"guided_json must be a JSON schema, an object or its text, got {shown(value)}")
     try:
         return json.dumps(value) if isinstance(value, dict) else value
     except RecursionError:
@@ -103,11 +105,13 @@ def _schema_file(path: str) -> str:
     """The text of a file with a JSON schema."""
     try:
         text = Path(path).read_text("utf-8")
-        json.loads(text)
+        value = json.loads(text)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON schema, which is an object, got {shown(value)}")
     return text
 
 

@@ -40,6 +40,9 @@ CASES = {
     "run p.jsonl --batch-size 0": "--batch-size",
     "run p.jsonl --drafter model --target some/model": "--drafter model needs a draft model",
     "run p.jsonl --json-schema not.json": '--json-schema is refused: Unimplemented keys: ["not"]',
+    "run p.jsonl --json-schema no.json": "cannot read no.json: No such file or directory",
+    "run p.jsonl --json-schema list.json": "list.json must hold a JSON schema, which is an object, got [1]",
+    "run p.jsonl --json-schema void.json": "void.json is no JSON: Expecting value: line 1 column 1 (char 0)",
     "run p.jsonl --regex (a": "--regex is refused: invalid regular expression: ",
     "run p.jsonl --choice a --ignore-eos": "--ignore-eos cannot be combined with --choice: a text that fits ends",
     "run p.jsonl --choice a --regex b": "both --regex and --choice are given; give one of them",
@@ -85,6 +88,8 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, fl
     folder, written = tmp_path_factory.mktemp("asked"), tmp_path_factory.mktemp("written")
     (folder / "p.jsonl").write_text('{"prompt": "a"}\n')
     (folder / "not.json").write_text('{"not": {}}')
+    (folder / "list.json").write_text("[1]")
+    (folder / "void.json").write_text("")
     (folder / "empty").mkdir()
     go(folder / "p.jsonl", folder / "out")
     edit_manifest(folder / "out", lambda manifest: manifest.update(model="./no"))

@@ -84,6 +84,7 @@ def test_forms(tmp_path: Path, keys: dict[str, Any], asked: dict[str, Any]) -> N
         ),
         ({"guided_json": [1]}, "guided_json must be a JSON schema, an object or its text, got [1]"),
         ({"guided_json": "{"}, "guided_json is no JSON: Expecting property name"),
+        ({"guided_json": '"x"'}, "guided_json must be a JSON schema, an object or its text, got 'x'"),
         ({"guided_regex": ""}, "guided_regex must be a regular expression, got ''"),
         ({"guided_regex": "a" * 1_000_001}, "guided_regex must be at most 1000000 characters, got 1000001"),
         ({"guided_json": {"title": "a" * 1_000_001}}, "guided_json must be at most 1000000 characters, got 1000014"),
