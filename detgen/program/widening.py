@@ -22,7 +22,7 @@ def widened(step: Step) -> Step:
 def in_floats(weight: Weight) -> Weight:
     """A weight in float32, each number what is stored for it; codes stay what they are."""
     data = weight.data if not weight.storage.rounds else unpack(weight.storage, weight.data, weight.least)
-    data = data.float()
+    data = data.float().contiguous()  # a single pair is a view
     if weight.scales is not None:
         scales, minima = weight.scales.floats(-2)
         groups = data.unflatten(-2, (-1, weight.scales.group)).mul_(scales.unsqueeze(-2))
