@@ -140,22 +140,43 @@ def total(x: torch.Tensor) -> torch.Tensor:
     return by_lanes(by_lanes(in_blocks(x, SUM_BLOCK)))
 
 
-def norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float, *, centred: bool
-) -> torch.Tensor:
-    """A root-mean-square norm, or a layer norm if it is centred, of the last axis of [..., n]."""
-    n = x.shape[-1]
-    if centred:
-        x = x - (total(x) / n)[..., None]
+def _less_mean(x: torch.Tensor) -> torch.Tensor:
+    """Entries of the last axis less their mean."""
+    return x - (total(x) / x.shape[-1])[..., None]
+
+
+def _mean_square(x: torch.Tensor) -> torch.Tensor:
+    """That of the last axis, [..., n] -> [...]; added up as in `total`."""
     blocks = lanes_of(in_blocks(x, SUM_BLOCK))  # [..., blocks, vectors, LANES]
     squares = x.new_zeros(*blocks.shape[:-2], LANES)
     for v in blocks.unbind(-2):
         squares = fma(v, v, squares)
-    scale = 1 / root(by_lanes(fold(squares)) / n + number(epsilon))
+    return by_lanes(fold(squares)) / x.shape[-1]
+
+
+def norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    epsilon: float,
+    *,
+    centred: bool,
+    least: float = 0.0,
+) -> torch.Tensor:
+    """A root-mean-square norm, or a layer norm if it is centred, of the last axis of [..., n]."""
+    if centred:
+        x = _less_mean(x)
+    scale = 1 / root(_mean_square(x).clamp(min=number(least)) + number(epsilon))
     out = x * scale[..., None]
     if weight is None:
         return out
     return out * weight if bias is None else fma(out, weight, bias)
+
+
+def gaussian_top_k(x: torch.Tensor, deviations: float) -> torch.Tensor:
+    """Entries of the last axis less their mean and so many of their standard deviations, 0 at least."""
+    x = _less_mean(x)
+    return relu(x - (root(_mean_square(x)) * number(deviations))[..., None])
 
 
 def _polynomial(coefficients: tuple[float, ...], x: torch.Tensor) -> torch.Tensor:

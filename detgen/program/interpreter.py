@@ -20,6 +20,7 @@ from detgen.program.arithmetic import (
     capped,
     exponential,
     fma,
+    gaussian_top_k,
     linear,
     log_total,
     norm,
@@ -135,7 +136,8 @@ def _known(found: Tensor, ids: Tensor) -> Tensor:
 
 @compute.register
 def _embed(step: steps.Embed, at: Pass) -> None:
-    at.put(step.to, _entries(step.table, at.rows.ids))
+    ids = at.rows.ids
+    at.put(step.to, _entries(step.table, ids.where(ids < step.known, 0) if step.known else ids))
 
 
 @compute.register
@@ -487,12 +489,14 @@ def _gate(step: steps.Gate, at: Pass) -> None:
 @compute.register
 def _norm(step: steps.Norm, at: Pass) -> None:
     x = at[step.x][:, step.at : step.at + step.vectors * step.size].unflatten(1, (step.vectors, step.size))
-    at.put(step.to, norm(x, step.weight, step.bias, step.epsilon, centred=step.centred).flatten(1), step.at)
+    found = norm(x, step.weight, step.bias, step.epsilon, centred=step.centred, least=step.least)
+    at.put(step.to, found.flatten(1), step.at)
 
 
 @compute.register
 def _copy(step: steps.Copy, at: Pass) -> None:
-    at.put(step.to, at[step.x])
+    x = at[step.x] if step.to.buffer.width > step.size else at[step.x][:, step.at : step.at + step.size]
+    at.put(step.to, x if step.factors is None else x * step.factors, step.columns[0])
 
 
 @compute.register
@@ -513,3 +517,18 @@ def _softmax(step: steps.Softmax, at: Pass) -> None:
 @compute.register
 def _sum(step: steps.Sum, at: Pass) -> None:
     at[step.to].copy_(total(at[step.x])[:, None])
+
+
+@compute.register
+def _gaussian_top_k(step: steps.GaussianTopK, at: Pass) -> None:
+    at[step.to].copy_(gaussian_top_k(at[step.x], step.deviations))
+
+
+@compute.register
+def _mix(step: steps.Mix, at: Pass) -> None:
+    vectors = at[step.x].unflatten(1, (-1, step.size))
+    coefficients = at[step.coefficients].unflatten(1, (-1, vectors.shape[1]))  # [rows, sums, vectors]
+    out = torch.zeros(())
+    for vector, coefficient in zip(vectors.unbind(1), coefficients.unbind(2), strict=True):
+        out = fma(vector[:, None], coefficient[..., None], out)
+    at.put(step.to, out.flatten(1))

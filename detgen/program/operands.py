@@ -31,6 +31,7 @@ LOGIT_BLOCK = 128  # logits of a row that are scored together
 SCORED = 4  # numbers that `Score` gives of a row
 MOST_PICKS = 64  # experts of a row
 MOST_EXPERTS = 4096  # of a mixture
+MOST_MIXED = 16  # vectors of a row that are mixed
 
 # What a tensor is to a step.
 Floats: TypeAlias = "Tensor"  # float32 numbers

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import (
     LOGIT_BLOCK,
+    MOST_MIXED,
     SCORED,
     Activation,
     Buffer,
@@ -40,14 +41,18 @@ class Embed(Step):
         table: [tokens, width].
         storage: its number format.
         to: takes them.
+        known: tokens from this one on have the entry of token 0; 0 for none.
     """
 
     table: Stored
     storage: Storage
     to: Into
+    known: int = 0
 
     def _faults(self) -> Iterator[str]:
         yield from tabled(self.table, self.storage, self.to.buffer.width)
+        if not 0 <= self.known <= self.table.shape[0]:
+            yield f"a table of {self.table.shape[0]} entries, not {self.known}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,6 +109,7 @@ class Norm(Step):
         own: whether each vector has its own weight.
         epsilon: is added to the mean square.
         centred: whether it is a layer norm.
+        least: the mean square counts as this at least.
     """
 
     x: Buffer
@@ -116,6 +122,7 @@ class Norm(Step):
     own: bool = False
     epsilon: float
     centred: bool
+    least: float = 0.0
 
     def _faults(self) -> Iterator[str]:
         if self.at + self.vectors * self.size > min(self.x.width, self.to.buffer.width):
@@ -281,18 +288,37 @@ class Attend(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Copy(Step):
-    """Rows as they are.
+    """Rows as they are, a part of them, or a part of others.
 
     Attributes:
         x: is read.
-        to: takes them.
+        to: takes it.
+        at: where the narrower of both begins in rows of the wider one; steps in order of their places fill a row
+            together.
+        factors: of each entry; None for none.
     """
 
     x: Buffer
     to: Into
+    at: int = 0
+    factors: Floats | None = None
 
     def _faults(self) -> Iterator[str]:
-        yield from wide(self.to.buffer, self.x.width)
+        widest = max(self.x.width, self.to.buffer.width)
+        if not 0 <= self.at <= widest - self.size:
+            yield f"{self.size} entries from {self.at} on go beyond {widest}"
+        yield from shaped("factors", self.factors, (self.size,))
+
+    @property
+    def size(self) -> int:
+        """Entries that are copied."""
+        return min(self.x.width, self.to.buffer.width)
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """See `Step`."""
+        first = self.at if self.to.buffer.width > self.size else 0
+        return first, first + self.size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -336,7 +362,7 @@ class Gate(Step):
             yield from wide(self.gates, width)
         if not 0 <= self.at <= self.x.width - width:
             yield f"{width} entries from {self.at} on go beyond {self.x}"
-        if self.function not in (Activation.NONE, Activation.SIGMOID, Activation.SILU):
+        if self.function > Activation.SIGMOID:
             yield f"a gate by {self.function.name}"
 
 
@@ -390,9 +416,52 @@ class Sum(Step):
         yield from wide(self.to, 1)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GaussianTopK(Step):
+    """What is left of entries less their row's mean and so many of its standard deviations; 0 where nothing is.
+
+    Attributes:
+        x: is read.
+        to: takes the results; it may be x.
+        deviations: how many.
+    """
+
+    x: Buffer
+    to: Buffer
+    deviations: float
+
+    def _faults(self) -> Iterator[str]:
+        yield from wide(self.to, self.x.width)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mix(Step):
+    """Sums of a row's vectors, each times a coefficient.
+
+    Attributes:
+        x: [vectors, size] of a row, at most MOST_MIXED vectors.
+        coefficients: [sums, vectors] of a row.
+        to: takes the sums, [sums, size] of a row; it may be x.
+        size: entries of a vector.
+    """
+
+    x: Buffer
+    coefficients: Buffer
+    to: Into
+    size: int
+
+    def _faults(self) -> Iterator[str]:
+        vectors, sums = self.x.width // self.size, self.to.buffer.width // self.size
+        yield from wide(self.x, vectors * self.size)
+        yield from wide(self.to.buffer, sums * self.size)
+        yield from wide(self.coefficients, sums * vectors)
+        if vectors > MOST_MIXED:
+            yield f"more than {MOST_MIXED} vectors are mixed"
+
+
 # All kinds, in the order of their numbers.
 STEPS: tuple[type[Step], ...] = (
     *(Embed, EmbedColumn, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
     *(Route, Sort, ExpertLinear, Combine, Activate, Softmax, Sum),
-    *(Convolve, DeltaRule, Weigh, StateSpace, Watch),
+    *(Convolve, DeltaRule, Weigh, StateSpace, Watch, GaussianTopK, Mix),
 )

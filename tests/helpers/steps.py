@@ -191,7 +191,8 @@ def _embedded(draw: st.DrawFn) -> Case:
     made.wanted = False
     dtype = draw(st.sampled_from(list(STORAGE)))
     table = made.numbers(20, width).to(dtype)
-    made.add(steps.Embed, table=table, storage=STORAGE[dtype], to=made.into(width))
+    known = draw(st.sampled_from([0, 0, 1, 13, 20]))
+    made.add(steps.Embed, table=table, storage=STORAGE[dtype], to=made.into(width), known=known)
     ids = draw(st.lists(st.integers(-2, 19), min_size=made.count, max_size=made.count))
     return made.case(ids=torch.tensor(ids))
 
@@ -232,6 +233,7 @@ def _normed(draw: st.DrawFn) -> Case:
         **{"size": size, "vectors": vectors, "own": own, "weight": made.numbers(*shape) if weighted else None},
         **{"bias": made.numbers(*shape) if weighted and draw(st.booleans()) else None},
         **{"epsilon": draw(st.sampled_from([1e-6, 1e-5, 0.5])), "centred": draw(st.booleans())},
+        "least": draw(st.sampled_from([0.0, 0.0, 1.5])),
     }
     if draw(st.booleans()):  # some of a row, in place
         before, behind = draw(st.integers(0, 20)), draw(st.integers(0, 20))
@@ -423,9 +425,33 @@ def _taken(draw: st.DrawFn) -> Case:
 def _gated(draw: st.DrawFn) -> Case:
     made, width = Making(draw), draw(WIDTHS)
     gates, at = made.read("gates", draw(st.sampled_from([1, width]))), draw(st.integers(0, 20))
-    function = draw(st.sampled_from([Activation.NONE, Activation.SIGMOID, Activation.SILU]))
+    function = draw(OF_LAYERS | st.just(Activation.SIGMOID))
     x = made.read("x", width + at + draw(st.integers(0, 3)))
     made.add(steps.Gate, x=x, at=at, gates=gates, to=made.into(width), function=function)
+    return made.case()
+
+
+@st.composite
+def _copied(draw: st.DrawFn) -> Case:
+    made, size = Making(draw), draw(WIDTHS)
+    wide, part = size + draw(st.integers(0, 30)), draw(st.booleans())
+    at, factors = draw(st.integers(0, wide - size)), made.numbers(size) if draw(st.booleans()) else None
+    x, to = made.read("x", wide if part else size), made.into(size if part else wide)
+    if at and not part and not to.add:
+        made.add(steps.Copy, x=made.read("before", at), to=to)
+    made.add(steps.Copy, x=x, to=to, at=at, factors=factors)
+    return made.case()
+
+
+@st.composite
+def _mixed(draw: st.DrawFn) -> Case:
+    made, size, vectors = Making(draw), draw(WIDTHS), draw(st.sampled_from([1, 2, 4, 16]))
+    x, sums = made.read("x", vectors * size), draw(st.sampled_from([1, 3, 4]))
+    to = made.into(sums * size)
+    if draw(st.booleans()):  # in place
+        to, sums = Into(x, add=to.add, factor=to.factor), vectors
+    coefficients = made.read("coefficients", sums * vectors)
+    made.add(steps.Mix, x=x, coefficients=coefficients, to=to, size=size)
     return made.case()
 
 
@@ -580,7 +606,7 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     steps.Score: (scored(), 10),
     steps.Rotate: (_rotated(), 80),
     steps.Attend: (_attended(), 60),
-    steps.Copy: (_rowwise(steps.Copy), 20),
+    steps.Copy: (_copied(), 60),
     steps.Take: (_taken(), 10),
     steps.Gate: (_gated(), 20),
     Route: (_routed(), 40),
@@ -595,4 +621,9 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     DeltaRule: (_recurrent(DeltaRule), 40),
     StateSpace: (_recurrent(StateSpace), 40),
     Watch: (_watched(), 20),
+    steps.GaussianTopK: (
+        _rowwise(steps.GaussianTopK, LONG, into=False, deviations=st.sampled_from([0.0, 0.3, 1.7, -1.0])),
+        40,
+    ),
+    steps.Mix: (_mixed(), 40),
 }

@@ -89,6 +89,34 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: build(steps.Gate(name="g", x=X, at=1, gates=X, to=Into(X))),
         r"20 entries from 1 on go beyond x\[20\]",
     ),
+    "copied too far": (
+        lambda: build(steps.Copy(name="copy", x=X, at=21, to=Into(Y))),
+        "20 entries from 21 on go beyond 40",
+    ),
+    "copied without a beginning": (
+        lambda: build(steps.Copy(name="copy", x=X, at=20, to=Into(Y))),
+        r"writes y\[40\] from 20 on, which",
+    ),
+    "mixed": (
+        lambda: build(steps.Mix(name="mix", x=X, coefficients=LOGITS, to=Into(X), size=5)),
+        r"logits\[4\] has not the width 16",
+    ),
+    "mixed in part": (
+        lambda: build(steps.Mix(name="mix", x=X, coefficients=LOGITS, to=Into(Y), size=19)),
+        r"x\[20\] has not the width 19",
+    ),
+    "too many vectors": (
+        lambda: build(steps.Mix(name="mix", x=X, coefficients=X, to=Into(Buffer("one", 1)), size=1)),
+        "more than 16 vectors are mixed",
+    ),
+    "tokens of a table": (
+        lambda: build(steps.Embed(name="ids", table=TABLE, storage=Storage.FLOAT, to=Into(X), known=8)),
+        "a table of 7 entries, not 8",
+    ),
+    "function of gates": (
+        lambda: build(steps.Gate(name="g", x=X, gates=X, to=Into(X), function=Activation.TANH)),
+        "a gate by TANH",
+    ),
     "a gap": (
         lambda: build(linear(to=Into(WIDE)), linear(to=Into(WIDE), at=39)),
         r"writes wide\[80\] from 39 on, which",

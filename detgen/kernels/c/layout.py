@@ -21,7 +21,7 @@ from detgen.program.storage import FORMATS, SMALLEST, Storage
 
 CONSTANTS = (
     *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP", "UNIT", "LEAST"),
-    *("LOGIT_BLOCK", "SCORED", "MOST_PICKS", "MOST_EXPERTS"),
+    *("LOGIT_BLOCK", "SCORED", "MOST_PICKS", "MOST_EXPERTS", "MOST_MIXED"),
 )
 CANDIDATES = 64  # entries of a sampled row that there is room for
 RANKED = 4  # largest entries of a row that are told

@@ -290,7 +290,8 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
     switch (s->kind) {
     case EMBED: {
         const Embed *e = &s->embed;
-        embed(e->table, e->storage, pass->ids[row], &e->to, AT(e->to.buffer));
+        const int64_t id = e->known && pass->ids[row] >= e->known ? 0 : pass->ids[row];
+        embed(e->table, e->storage, id, &e->to, AT(e->to.buffer));
         break;
     }
     case EMBED_COLUMN: {
@@ -307,7 +308,7 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
     case ROTATE:
         if (!rotate_row(&s->rotate, pass, row, AT(s->rotate.qkv)) && s->rotate.last) pass->broken[row] = 1;
         break;
-    case COPY: copy_row(&s->copy.to, AT(s->copy.x), AT(s->copy.to.buffer)); break;
+    case COPY: copy_row(&s->copy, AT(s->copy.x), AT(s->copy.to.buffer)); break;
     case TAKE:
         memcpy(AT(s->take.to), row_at(run, s->take.x, pass->want[row]), sizeof(float) * s->take.to.width);
         break;
@@ -322,6 +323,8 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
         if (!watch_row(&s->watch, AT(s->watch.x))) pass->broken[row] = 1;
         break;
     case SUM: *AT(s->sum.to) = sum(AT(s->sum.x), s->sum.x.width); break;
+    case GAUSSIAN_TOP_K: gaussian_top_k(&s->gaussian_top_k, AT(s->gaussian_top_k.x), AT(s->gaussian_top_k.to)); break;
+    case MIX: mix(&s->mix, AT(s->mix.x), AT(s->mix.coefficients), AT(s->mix.to.buffer)); break;
     }
 #undef AT
 }

@@ -78,16 +78,14 @@ static float sum(const float *x, int64_t n) {
     return sum_of(&total);
 }
 
-/* A root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467) or a layer norm (Ba et al., arXiv 1607.06450). */
-static void norm(const Norm *s, const float *x, const float *weight, const float *bias, float *to) {
-    const int64_t n = s->size;
-    const vec mean = all(s->centred ? sum(x, n) / (float)n : 0.0f);
+/* The mean square of n entries, less `mean` if they are centred. */
+INLINE float mean_square(const float *x, int64_t n, int64_t centred, vec mean) {
     RowSum squares = no_sum();
     EACH_BLOCK(first, end, n) {
         vec block = all(0.0f);
         for (int64_t i = first; i < end; i += LANES) {
             vec v = load_some(x + i, n - i);
-            if (s->centred) {
+            if (centred) {
                 float rest[LANES];
                 store(rest, sub(v, mean));
                 v = load_some(rest, n - i);
@@ -96,7 +94,15 @@ static void norm(const Norm *s, const float *x, const float *weight, const float
         }
         add_block(&squares, block);
     }
-    const vec scale = all(1.0f / sqrtf(sum_of(&squares) / (float)n + (float)s->epsilon));
+    return sum_of(&squares) / (float)n;
+}
+
+/* A root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467) or a layer norm (Ba et al., arXiv 1607.06450). */
+static void norm(const Norm *s, const float *x, const float *weight, const float *bias, float *to) {
+    const int64_t n = s->size;
+    const vec mean = all(s->centred ? sum(x, n) / (float)n : 0.0f);
+    const float found = mean_square(x, n, s->centred, mean), least = (float)s->least;
+    const vec scale = all(1.0f / sqrtf((found < least ? least : found) + (float)s->epsilon));
     for (int64_t i = 0; i < n; i += LANES) {
         vec v = load_some(x + i, n - i);
         if (s->centred) v = sub(v, mean);
@@ -204,9 +210,39 @@ static void softmax(const float *x, int64_t n, float *to) {
     for (int64_t i = 0; i < n; i += LANES) store_some(to + i, quotient(load_some(to + i, n - i), total), n - i);
 }
 
-static void copy_row(const Into *into, const float *x, float *to) {
-    const int64_t n = into->buffer.width;
-    for (int64_t i = 0; i < n; i += LANES) put(into, to + i, load_some(x + i, n - i), n - i);
+/* The statistical top-k of the Spark Transformer (You et al., arXiv 2506.06644): what is beyond so many deviations. */
+static void gaussian_top_k(const GaussianTopK *s, const float *x, float *to) {
+    const int64_t n = s->x.width;
+    const vec mean = all(sum(x, n) / (float)n);
+    const vec cut = all(sqrtf(mean_square(x, n, 1, mean)) * (float)s->deviations);
+    for (int64_t i = 0; i < n; i += LANES)
+        store_some(to + i, activated(RELU, sub(sub(load_some(x + i, n - i), mean), cut)), n - i);
+}
+
+/* Sums of vectors, each times a coefficient. */
+static void mix(const Mix *s, const float *x, const float *coefficients, float *to) {
+    const int64_t size = s->size, vectors = s->x.width / size, sums = s->to.buffer.width / size;
+    for (int64_t i = 0; i < size; i += LANES) {
+        vec v[MOST_MIXED]; /* all are read before one is written */
+        for (int64_t k = 0; k < vectors; k++) v[k] = load_some(x + k * size + i, size - i);
+        for (int64_t j = 0; j < sums; j++) {
+            vec found = all(0.0f);
+            for (int64_t k = 0; k < vectors; k++) found = fma3(v[k], all(coefficients[j * vectors + k]), found);
+            put(&s->to, to + j * size + i, found, size - i);
+        }
+    }
+}
+
+/* As many entries as the narrower buffer has, which begins somewhere in the wider one. */
+static void copy_row(const Copy *s, const float *x, float *to) {
+    const int64_t width = s->to.buffer.width, n = width < s->x.width ? width : s->x.width;
+    if (width > n) to += s->at;
+    else x += s->at;
+    for (int64_t i = 0; i < n; i += LANES) {
+        vec v = load_some(x + i, n - i);
+        if (s->factors) v = mul(v, load_some(s->factors + i, n - i));
+        put(&s->to, to + i, v, n - i);
+    }
 }
 
 /* Whether all entries of a row are finite. */

@@ -11,13 +11,13 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.float_functions import exponential, fold, put, sigmoid
+from detgen.kernels.triton.float_functions import activated, exponential, fold, put, sigmoid
 from detgen.kernels.triton.launching import OPTIONS, above, tile
 from detgen.program.experts import Route
-from detgen.program.operands import SUM_BLOCK, Scoring
-from detgen.program.steps import Norm
+from detgen.program.operands import SUM_BLOCK, Activation, Scoring
+from detgen.program.steps import GaussianTopK, Norm
 
-_BLOCK = tl.constexpr(SUM_BLOCK)
+_BLOCK, _RELU = tl.constexpr(SUM_BLOCK), tl.constexpr(int(Activation.RELU))
 _OVER_ALL, _OVER_PICKS, _SIGMOIDS, _SIGMOIDS_OF_PICKS, _SPARSE = (tl.constexpr(int(scoring)) for scoring in Scoring)
 _AT_A_TIME = 16  # blocks of a program: of a row at most as many as there are lanes for their sums
 _ROUTED = 2  # rows of a program that chooses experts
@@ -55,6 +55,29 @@ def _total(read, there, place, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
     return fold(sums, ROWS, BLOCKS)
 
 
+@triton.jit
+def _mean(read, there, place, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Those of rows, [ROWS * BLOCKS, 1]."""
+    entries = tl.zeros((ROWS,), tl.float32) + size
+    return _each(tl.div_rn(_total(read, there, place, size, ROWS, BLOCKS), entries), ROWS, BLOCKS)
+
+
+@triton.jit
+def _mean_square(read, there, place, size, mean, CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Those of rows, less their means if they are centred, [ROWS]."""
+    sums = tl.zeros((ROWS, BLOCKS), tl.float32)
+    for first in range(0, size, BLOCKS * _BLOCK):
+        lanes = tl.zeros((ROWS * BLOCKS, 16), tl.float32)
+        for step in tl.static_range(0, _BLOCK, 16):
+            inside = first + step + place < size
+            v = tl.load(read + first + step + place, mask=there & inside, other=0.0)
+            if CENTRED:
+                v = tl.where(inside, v - mean, 0.0)
+            lanes = tl.fma(v, v, lanes)
+        sums += _of_blocks(lanes, ROWS, BLOCKS)
+    return tl.div_rn(fold(sums, ROWS, BLOCKS), tl.zeros((ROWS,), tl.float32) + size)
+
+
 @triton.jit(do_not_specialize=("count",))
 def _norm(
     x,
@@ -68,6 +91,7 @@ def _norm(
     to_width,
     at,
     epsilon,
+    least,
     factor,
     CENTRED: tl.constexpr,
     WEIGHTED: tl.constexpr,
@@ -84,21 +108,11 @@ def _norm(
     read = x + (row * x_width + at + number * size)[:, None]
     wrote = to + (row * to_width + at + number * size)[:, None]
     own = (number * size if OWN else number * 0)[:, None]
-    entries = tl.zeros((ROWS,), tl.float32) + size
     mean = tl.zeros((ROWS * BLOCKS, 1), tl.float32)
     if CENTRED:
-        mean = _each(tl.div_rn(_total(read, there, place, size, ROWS, BLOCKS), entries), ROWS, BLOCKS)
-    sums = tl.zeros((ROWS, BLOCKS), tl.float32)
-    for first in range(0, size, BLOCKS * _BLOCK):
-        lanes = tl.zeros((ROWS * BLOCKS, 16), tl.float32)
-        for step in tl.static_range(0, _BLOCK, 16):
-            inside = first + step + place < size
-            v = tl.load(read + first + step + place, mask=there & inside, other=0.0)
-            if CENTRED:
-                v = tl.where(inside, v - mean, 0.0)
-            lanes = tl.fma(v, v, lanes)
-        sums += _of_blocks(lanes, ROWS, BLOCKS)
-    scale = tl.sqrt_rn(tl.div_rn(fold(sums, ROWS, BLOCKS), entries) + epsilon)
+        mean = _mean(read, there, place, size, ROWS, BLOCKS)
+    found = _mean_square(read, there, place, size, mean, CENTRED, ROWS, BLOCKS)
+    scale = tl.sqrt_rn(tl.where(found < least, least, found) + epsilon)
     scale = _each(tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), scale), ROWS, BLOCKS)
     for first in range(0, size, BLOCKS * _BLOCK):
         for step in tl.static_range(0, _BLOCK, 16):
@@ -114,6 +128,22 @@ def _norm(
             elif WEIGHTED:
                 v = v * tl.load(weight + own + entry, mask=inside, other=0.0)
             put(wrote + entry, v, inside, factor, ADDS, SCALES)
+
+
+@triton.jit(do_not_specialize=("count",))
+def _gaussian_top_k(x, to, count, size, deviations, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    beside, place = _parts(ROWS, BLOCKS)
+    row = tl.program_id(0).to(tl.int64) * ROWS + beside
+    there, read, wrote = (row < count)[:, None], x + row[:, None] * size, to + row[:, None] * size
+    mean = _mean(read, there, place, size, ROWS, BLOCKS)
+    found = _mean_square(read, there, place, size, mean, True, ROWS, BLOCKS)
+    cut = _each(tl.sqrt_rn(found) * deviations, ROWS, BLOCKS)
+    for first in range(0, size, BLOCKS * _BLOCK):
+        for step in tl.static_range(0, _BLOCK, 16):
+            at = first + step + place
+            inside = there & (at < size)
+            v = tl.load(read + at, mask=inside, other=0.0) - mean - cut
+            tl.store(wrote + at, activated(v, _RELU), mask=inside)
 
 
 @triton.jit
@@ -279,11 +309,19 @@ def norm(step: Norm, x: torch.Tensor, to: torch.Tensor) -> None:
     weight, bias = (x if t is None else t for t in (step.weight, step.bias))
     _norm[(triton.cdiv(count, rows),)](
         *(x, weight, bias, to, count, step.vectors, step.size, x.shape[1], to.shape[1], step.at),
-        *(float(step.epsilon), float(step.to.factor)),
+        *(float(step.epsilon), float(step.least), float(step.to.factor)),
         *(step.centred, step.weight is not None, step.bias is not None, step.own, step.to.add, step.to.factor != 1),
         *(rows, blocks),
         num_warps=1,
         **OPTIONS,
+    )
+
+
+def gaussian_top_k(step: GaussianTopK, x: torch.Tensor, to: torch.Tensor) -> None:
+    """`steps.GaussianTopK` of x, float32 [rows, size], into a tensor like that."""
+    rows, blocks = _shape(*x.shape)
+    _gaussian_top_k[(triton.cdiv(len(x), rows),)](
+        x, to, *x.shape, float(step.deviations), rows, blocks, num_warps=1, **OPTIONS
     )
 
 

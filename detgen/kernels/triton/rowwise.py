@@ -13,7 +13,7 @@ from detgen.kernels.triton.float_functions import activated, nearest_bf16, part_
 from detgen.kernels.triton.launching import OPTIONS, above, tile, tiles
 from detgen.program.finite import most
 from detgen.program.operands import PAGE, Activation, Into
-from detgen.program.steps import Rotate
+from detgen.program.steps import Mix, Rotate
 from detgen.program.storage import Storage
 
 _PAGE = tl.constexpr(PAGE)
@@ -31,6 +31,7 @@ def _embed(
     factor,
     PANEL: tl.constexpr,
     TOGETHER: tl.constexpr,
+    KNOWN: tl.constexpr,
     ADDS: tl.constexpr,
     SCALES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -38,6 +39,8 @@ def _embed(
 ):
     row, column, there = part_of(rows, width, ROWS, COLUMNS)
     id = (tl.load(ids + row, mask=row < rows, other=0) + offset)[:, None]
+    if KNOWN:
+        id = tl.where(id < KNOWN, id, 0)
     first = id // PANEL * PANEL * width + id % PANEL * TOGETHER
     at = (column // TOGETHER * PANEL * TOGETHER + column % TOGETHER)[None, :]
     x = tl.load(table + first + at, mask=there & (id >= 0), other=0.0).to(tl.float32)
@@ -53,6 +56,8 @@ def _copy(
     rows,
     width,
     apart,
+    more_apart,
+    to_apart,
     factor,
     TAKES: tl.constexpr,
     GATES: tl.constexpr,
@@ -68,11 +73,37 @@ def _copy(
         read = tl.load(more + row, mask=row < rows, other=0)
     v = tl.load(x + read[:, None] * apart + column[None, :], mask=there, other=0.0)
     if GATES:  # one of a row, or one of each entry
-        gate = tl.load(more + row[:, None] * GATES + (column % GATES)[None, :], mask=there, other=0.0)
+        gate = tl.load(more + row[:, None] * more_apart + (column % GATES)[None, :], mask=there, other=0.0)
         v = v * activated(gate, ACTIVATION)
     else:
         v = activated(v, ACTIVATION)
-    put(to + row[:, None] * width + column[None, :], v, there, factor, ADDS, SCALES)
+    put(to + row[:, None] * to_apart + column[None, :], v, there, factor, ADDS, SCALES)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _mix(
+    x,
+    coefficients,
+    to,
+    rows,
+    size,
+    factor,
+    VECTORS: tl.constexpr,
+    SUMS: tl.constexpr,
+    ADDS: tl.constexpr,
+    SCALES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row, column, there = part_of(rows, size, ROWS, COLUMNS)
+    row, column = row[:, None], column[None, :]
+    for n in tl.static_range(SUMS):
+        found = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for k in tl.static_range(VECTORS):
+            v = tl.load(x + (row * VECTORS + k) * size + column, mask=there, other=0.0)
+            coefficient = tl.load(coefficients + (row * SUMS + n) * VECTORS + k, mask=row < rows, other=0.0)
+            found = tl.fma(v, tl.broadcast_to(coefficient, (ROWS, COLUMNS)), found)
+        put(to + (row * SUMS + n) * size + column, found, there, factor, ADDS, SCALES)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -197,15 +228,23 @@ def _rotate(
 
 
 def embed(
-    table: torch.Tensor, ids: torch.Tensor, offset: int, into: Into, to: torch.Tensor, panel: int = 1, together: int = 1
+    table: torch.Tensor,
+    ids: torch.Tensor,
+    offset: int,
+    into: Into,
+    to: torch.Tensor,
+    panel: int = 1,
+    together: int = 1,
+    known: int = 0,
 ) -> None:
     """`steps.Embed`: rows of a table [entries, width], of ids + offset (int64 [rows]), into float32 [rows, width].
 
-    Of `steps.EmbedColumn` in floats the table is [panels, width / together, panel * together].
+    Of `steps.EmbedColumn` in floats the table is [panels, width / together, panel * together]. Of ids from `known` on
+    it is row 0, if that is no 0.
     """
     rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     _embed[grid](
-        *(table, ids, to, len(to), offset, to.shape[1], float(into.factor), panel, together),
+        *(table, ids, to, len(to), offset, to.shape[1], float(into.factor), panel, together, known),
         *(into.add, into.factor != 1, rows, columns),
         **OPTIONS,
     )
@@ -225,17 +264,30 @@ def copy(
     Args:
         x: float32 [rows, width], perhaps of longer rows.
         into: the buffer of `to`.
-        to: is written.
+        to: is written; perhaps of longer rows, too.
         take: int64 [n], the rows of x that are meant; None for all.
-        gates: float32 [rows, 1 or width], by whose function rows are multiplied; None for none.
+        gates: float32 [rows, 1 or width], by whose function rows are multiplied, perhaps one row for all; None for
+            none.
         function: of each entry, or of the gates.
     """
     rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
-    more = x if take is None and gates is None else take if gates is None else gates
+    more = next(t for t in (gates, take, x) if t is not None)
     _copy[grid](
-        *(x, more, to, len(to), to.shape[1], x.stride(0), float(into.factor), take is not None),
+        *(x, more, to, len(to), to.shape[1], x.stride(0), more.stride(0), to.stride(0), float(into.factor)),
+        take is not None,
         *(0 if gates is None else gates.shape[1], int(function)),
         *(into.add, into.factor != 1, rows, columns),
+        **OPTIONS,
+    )
+
+
+def mix(step: Mix, x: torch.Tensor, coefficients: torch.Tensor, to: torch.Tensor) -> None:
+    """`steps.Mix`: [rows, vectors * size] by [rows, sums * vectors] into [rows, sums * size], all float32."""
+    x = x.clone() if step.x == step.to.buffer else x  # all of a row is read before any is written
+    rows, columns, grid = tiles(len(to), step.size, _ROWS, _COLUMNS)
+    _mix[grid](
+        *(x, coefficients, to, len(to), step.size, float(step.to.factor)),
+        *(x.shape[1] // step.size, to.shape[1] // step.size, step.to.add, step.to.factor != 1, rows, columns),
         **OPTIONS,
     )
 

@@ -49,7 +49,7 @@ class _Pass:
 
 
 def _embed(s: steps.Embed, of: _Pass) -> None:
-    rowwise.embed(s.table, of.rows.ids, 0, s.to, of[s.to.buffer])
+    rowwise.embed(s.table, of.rows.ids, 0, s.to, of[s.to.buffer], known=s.known)
 
 
 def _embed_column(s: steps.EmbedColumn, of: _Pass) -> None:
@@ -94,7 +94,11 @@ def _attend(s: steps.Attend, of: _Pass) -> None:
 
 
 def _copy(s: steps.Copy, of: _Pass) -> None:
-    rowwise.copy(of[s.x], s.to, of[s.to.buffer])
+    x, to = of[s.x], of[s.to.buffer]
+    if x.shape[1] > s.size:
+        x = x[:, s.at : s.at + s.size]
+    gates = None if s.factors is None else s.factors.expand(len(x), -1)
+    rowwise.copy(x, s.to, to[:, slice(*s.columns)], gates=gates)
 
 
 def _take(s: steps.Take, of: _Pass) -> None:
@@ -140,6 +144,14 @@ def _sum(s: steps.Sum, of: _Pass) -> None:
     norms.sum_of(of[s.x], of[s.to])
 
 
+def _gaussian_top_k(s: steps.GaussianTopK, of: _Pass) -> None:
+    norms.gaussian_top_k(s, of[s.x], of[s.to])
+
+
+def _mix(s: steps.Mix, of: _Pass) -> None:
+    rowwise.mix(s, of[s.x], of[s.coefficients], of[s.to.buffer])
+
+
 def _convolve(s: Convolve, of: _Pass) -> None:
     state_kernels.convolve(s, of[s.x], of.spans, of[s.to])
 
@@ -181,6 +193,8 @@ KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
     DeltaRule: _delta_rule,
     StateSpace: _state_space,
     Watch: _watch,
+    steps.GaussianTopK: _gaussian_top_k,
+    steps.Mix: _mix,
 }
 
 

@@ -90,7 +90,10 @@ def tried(inputs: int = 1280) -> Iterator[Tried]:
     wide, to = Buffer("wide", 300), Buffer("to", 300)
     for storage in (Storage.FLOAT, Storage.BFLOAT):
         table = drawn(30, 300).to(torch.bfloat16 if storage == Storage.BFLOAT else torch.float32)
-        yield _of(steps.Embed(name="rows of a table", table=table, storage=storage, to=Into(to, factor=0.3)))
+        known = 20 if storage == Storage.BFLOAT else 0
+        yield _of(
+            steps.Embed(name="rows of a table", table=table, storage=storage, to=Into(to, factor=0.3), known=known)
+        )
         positions = drawn(_POSITIONS + 2, 300).to(table.dtype)
         yield _of(
             steps.EmbedPositions(name="positions", table=positions, storage=storage, offset=2, to=Into(to, add=True))
@@ -104,6 +107,8 @@ def tried(inputs: int = 1280) -> Iterator[Tried]:
                     name="norm", x=a, to=Into(b, add=centred), size=size, epsilon=1e-5, centred=centred, **affine
                 )
             )
+        yield _of(steps.Norm(name="norm at least", x=a, to=Into(b), size=size, epsilon=0.0, centred=False, least=2.0))
+        yield _of(steps.GaussianTopK(name="what is beyond deviations", x=a, to=b, deviations=0.5))
     ones = Buffer("ones", 1)
     yield _of(steps.Softmax(name="softmax", x=wide, to=to))
     yield _of(steps.Sum(name="sum", x=wide, to=ones))
@@ -113,6 +118,11 @@ def tried(inputs: int = 1280) -> Iterator[Tried]:
     yield _of(steps.Gate(name="gates", x=wide, gates=to, to=Into(wide), function=Activation.SILU))
     part, as_it_is = Buffer("part", 200), Activation.NONE
     yield _of(steps.Gate(name="gates of a part", x=wide, at=70, gates=part, to=Into(part), function=as_it_is))
+    yield _of(steps.Copy(name="copy of a part", x=wide, to=Into(part), at=70, factors=drawn(200)))
+    yield _of(steps.Copy(name="copy into a part", x=part, to=Into(wide, add=True), at=70))
+    mixing: dict[str, Any] = {"coefficients": Buffer("coefficients", 9), "size": 100}
+    yield _of(steps.Mix(name="mixed vectors", x=wide, to=Into(to), **mixing))
+    yield _of(steps.Mix(name="mixed vectors, in place", x=wide, to=Into(wide, add=True), **mixing))
     for function in Activation:
         yield _of(steps.Activate(name=f"activation {function.name}", x=wide, to=Into(to), function=function))
     yield from _attention(drawn)

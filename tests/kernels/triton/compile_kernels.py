@@ -95,14 +95,15 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     "round": (whole_linear._round, [FLOAT, BYTE, FLOAT, "i32"], [whole_linear._GROUPS]),
     "norm": (
         norms._norm,
-        [*[FLOAT] * 4, *["i32"] * 6, "fp32", "fp32"],
+        [*[FLOAT] * 4, *["i32"] * 6, "fp32", "fp32", "fp32"],
         [False, True, False, False, False, False, 1, 16],
     ),
     "layer norm": (
         norms._norm,
-        [*[FLOAT] * 4, *["i32"] * 6, "fp32", "fp32"],
+        [*[FLOAT] * 4, *["i32"] * 6, "fp32", "fp32", "fp32"],
         [True, True, True, False, True, True, 1, 16],
     ),
+    "gaussian top-k": (norms._gaussian_top_k, [FLOAT, FLOAT, "i32", "i32", "fp32"], [1, 16]),
     "softmax": (norms._softmax, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
     "sum": (norms._sum, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
     "route": (
@@ -120,8 +121,8 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [*4 * [FLOAT], "i32", "i32", "fp32", "fp32", "fp32"],
         [2, False, int(Scoring.SPARSE), False, 1, 1, 1, False, False, 16, 2, norms._ROUTED, 1],
     ),
-    "embed": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [1, 1, False, True, 1, 256]),
-    "embed: pairs": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [32, 2, False, True, 1, 256]),
+    "embed": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [1, 1, 0, False, True, 1, 256]),
+    "embed: pairs": (rowwise._embed, [HALF, LONG, FLOAT, "i32", "i32", "i32", "fp32"], [32, 2, 0, False, True, 1, 256]),
     "embed: columns": (
         whole_linear._embed_column,
         ["*u8", BYTE, BYTE, "*fp16", BYTE, "*fp16", LONG, FLOAT, "i32", "i32", "fp32"],
@@ -130,11 +131,12 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     **{
         f"copy: {name}": (
             rowwise._copy,
-            [FLOAT, LONG if name == "taken" else FLOAT, FLOAT, "i32", "i32", "i32", "fp32"],
+            [FLOAT, LONG if name == "taken" else FLOAT, FLOAT, *["i32"] * 5, "fp32"],
             [name == "taken", int(name == "gated"), function, name == "gated", name == "gated", 1, 256],
         )
         for name, function in {"taken": 0, "gated": 6, "GELU": 3, "GELU by tanh": 2, "1 / root": 9}.items()
     },
+    "mix": (rowwise._mix, [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"], [4, 4, True, False, 1, 256]),
     "convolve": (
         state_kernels._convolve,
         [*[FLOAT] * 4, LONG, FLOAT, "i32"],

@@ -328,6 +328,7 @@ def test_scores(device: str, rows: int, outputs: int, factor: float, softcap: fl
     centred=st.booleans(),
     add=st.booleans(),
     factor=st.sampled_from([1.0, 0.3]),
+    least=st.sampled_from([0.0, 2.0]),
 )
 def test_norm(
     device: str,
@@ -340,6 +341,7 @@ def test_norm(
     centred: bool,
     add: bool,
     factor: float,
+    least: float,
 ) -> None:
     shape = (vectors, size) if own and weighted else (size,)
     weight = numbers(2, *shape) if weighted else None
@@ -348,7 +350,8 @@ def test_norm(
     to = Buffer("to", x.width) if not at else x
     how = {"at": at, "vectors": vectors, "size": size, "weight": weight, "bias": bias, "own": own and weighted}
     into = Into(to, add=add, factor=factor)
-    step = steps.Norm(name="norm", x=x, to=into, epsilon=1e-5, centred=centred, **how)  # type: ignore[arg-type]
+    how |= {"epsilon": 1e-5, "centred": centred, "least": least}
+    step = steps.Norm(name="norm", x=x, to=into, **how)  # type: ignore[arg-type]
     alike(device, rows_of(5), {x: numbers(1, 5, x.width) + 0.5, to: numbers(4, 5, to.width)}, step)
 
 
@@ -362,7 +365,8 @@ def test_rows_of_tables(device: str, width: int, storage: torch.dtype, add: bool
     rows = Rows(ids, positions, ids, ids, NONE, NONE)
     first = steps.Embed(name="tokens", table=table, storage=STORAGE[storage], to=into)
     second = steps.EmbedPositions(name="positions", table=table, storage=STORAGE[storage], offset=2, to=into)
-    alike(device, rows, {to: numbers(2, 5, width)}, first, second)
+    third = replace(first, to=Into(to, add=True), known=2)
+    alike(device, rows, {to: numbers(2, 5, width)}, first, second, third)
 
 
 @pytest.mark.parametrize("width", [1, 16, 300])
@@ -391,8 +395,39 @@ def test_copies(device: str, width: int) -> None:
         steps.Gate(
             name="part", x=x, at=min(2, width - part.width), gates=part, to=Into(part), function=Activation.NONE
         ),
+        steps.Copy(name="into a part", x=part, to=Into(more, add=True), at=width - part.width),
+        steps.Copy(
+            name="a part", x=x, at=width - part.width, to=Into(part, factor=0.3), factors=numbers(6, part.width)
+        ),
         steps.Take(name="take", x=more, to=some),
     )
+
+
+@pytest.mark.parametrize("size", [1, 17, 300])
+@pytest.mark.parametrize("vectors", [1, 4])
+def test_mixed_vectors(device: str, size: int, vectors: int) -> None:
+    """Into others, added and not, and into themselves."""
+    x, to = Buffer("x", vectors * size), Buffer("to", 3 * size)
+    some, own = Buffer("some", 3 * vectors), Buffer("own", vectors * vectors)
+    buffers = {each: numbers(i, 5, each.width) for i, each in enumerate((x, to, some, own))}
+    alike(
+        device,
+        rows_of(5),
+        buffers,
+        steps.Mix(name="added", x=x, coefficients=some, to=Into(to, add=True), size=size),
+        steps.Mix(name="in place", x=x, coefficients=own, to=Into(x, factor=0.3), size=size),
+        steps.Mix(name="added in place", x=x, coefficients=own, to=Into(x, add=True), size=size),
+    )
+
+
+@pytest.mark.parametrize("size", [1, 17, 300, 2100])
+def test_gaussian_top_k(device: str, size: int) -> None:
+    x, to = Buffer("x", size), Buffer("to", size)
+    found = numbers(1, 5, size)
+    found[3] = torch.nan
+    step = steps.GaussianTopK(name="step", x=x, to=to, deviations=0.7)
+    left = alike(device, rows_of(5), {x: found, to: torch.zeros(5, size)}, step)[to]
+    assert size < 100 or 0.02 < (left[0] > 0).float().mean() < 0.4
 
 
 @pytest.mark.parametrize("function", list(Activation))

@@ -60,4 +60,4 @@ def test_what_is_wrong_is_named(
     rotations = [
         f"rotation and cache, {of}{what}" for of in ("float32", "bfloat16") for what in ("", ", queries alone")
     ]
-    assert found == ["norm"] * 4 + rotations + ["log-probabilities"]
+    assert found == ["norm", "norm", "norm at least"] * 2 + rotations + ["log-probabilities"]
