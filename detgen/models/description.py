@@ -16,6 +16,7 @@ from torch import nn
 from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.kernels.decoder import StateShape
 from detgen.models.activations import activation_of
+from detgen.models.altup import altup_of, deviations_of, laurel_of, streams_of
 from detgen.models.attentions import attention_of
 from detgen.models.families import FAMILIES, Family, first_of
 from detgen.models.layer_inputs import beside_of, layer_input_of, layer_inputs_of
@@ -28,6 +29,7 @@ from detgen.models.parts import (
     Linear,
     Mixer,
     Norm,
+    Streams,
     UnknownError,
 )
 from detgen.models.state_nets import state_mixer, state_shape_of
@@ -120,6 +122,11 @@ class Description:
         return layer_inputs_of(self, getattr(self.inner, self.family.embedding).weight.shape[0])
 
     @property
+    def streams(self) -> Streams | None:
+        """The streams of hidden states; None if there is one."""
+        return streams_of(self)
+
+    @property
     def final(self) -> Norm | None:
         """The last norm; None where there is none, nor an output layer."""
         return self.norm(getattr(self.inner, self.family.final))
@@ -181,6 +188,8 @@ class Description:
             beside=beside,
             input=layer_input_of(self, layer, index),
             factor=getattr(layer, "layer_scalar", None),
+            laurel=laurel_of(self, layer),
+            altup=altup_of(self, layer),
         )
 
     def source(self, index: int) -> int | None:
@@ -230,7 +239,7 @@ class Description:
             up[0], down = up[0]._replace(factor=mlp.gate_multiplier), down._replace(factor=mlp.down_multiplier)
             if mlp.gate_multiplier != 1 and activation != Activation.SILU:
                 raise UnknownError("another activation of gates with a factor")
-        return FeedForward(up, bool(family.gate), activation, down)
+        return FeedForward(up, bool(family.gate), activation, down, deviations_of(mlp))
 
     def norm(self, norm: Any, size: int = 0) -> Norm | None:
         """A norm, of that many entries if it has no weights; None for none.
@@ -259,6 +268,13 @@ class Description:
         if name in ("CohereLayerNorm", "Cohere2LayerNorm", "Cohere2MoeLayerNorm"):
             return Norm(weight, None, norm.variance_epsilon, centred=True)
         raise UnknownError(f"norm {name}")
+
+    def given_norm(self, norm: Any) -> Norm:
+        """A norm that there must be; errors as `norm`."""
+        found = self.norm(norm)
+        if found is None:
+            raise UnknownError("a norm that is none")
+        return found
 
     def linear(self, module: Any) -> Linear:
         """A linear layer.
@@ -298,7 +314,7 @@ class Description:
             if getattr(self.config, name, None) == value:
                 raise UnknownError(name)
         described: list[object] = [self.embedding, self.embedding_norm, self.positions, self.final, self.head]
-        described += [self.layer_inputs, *(self.layer(index) for index in range(len(self.layers)))]
+        described += [self.layer_inputs, self.streams, *(self.layer(index) for index in range(len(self.layers)))]
         for name, parameter in self.model.named_parameters():
             if id(parameter) not in self.used:
                 raise UnknownError(name)

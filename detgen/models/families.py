@@ -150,6 +150,7 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family(norms=_BOTH_SIDES),
     "Gemma3ForCausalLM": Family(norms=_BOTH_SIDES),
     "VaultGemmaForCausalLM": Family(norms=("input_layernorm", None, "pre_feedforward_layernorm", None)),
+    "Gemma3nForCausalLM": Family(norms=_BOTH_SIDES),
     "Gemma4ForCausalLM": Family(norms=_BOTH_SIDES, sized_by_layer=True),
     "Gemma4UnifiedForCausalLM": Family(norms=_BOTH_SIDES, sized_by_layer=True),
     "MinistralForCausalLM": Family(),

@@ -22,11 +22,11 @@ class FeedForwardSteps:
     """A feed-forward, as steps take it."""
 
     def __init__(self, mlp: FeedForward, form: Form, keep: Keep) -> None:
-        # A gate with a factor is no part of what it opens.
-        apart = mlp.gated and mlp.up[0].factor != 1
+        # A gate with a factor, or of which something is cut off, is no part of what it opens.
+        apart = mlp.gated and (mlp.up[0].factor != 1 or mlp.deviations is not None)
         self._gate = (joint(mlp.up[:1], form, keep), mlp.up[0].factor) if apart else None
         self._up = joint(mlp.up[apart:], form, keep, gated=mlp.gated and not apart)
-        self._activation, self._gated = mlp.activation, mlp.gated
+        self._activation, self._gated, self._deviations = mlp.activation, mlp.gated, mlp.deviations
         self.down, self._factor = joint([mlp.down], form, keep), mlp.down.factor
         self.activated = Buffer("activated", self.down.inputs)
 
@@ -48,6 +48,9 @@ class FeedForwardSteps:
             (weight, factor), gates = self._gate, Buffer("gates of the mlp", activated.width)
             into = Into(gates, factor=factor)
             program.add(steps.Linear(name=f"{name}.gate_proj", wanted=wanted, x=read, to=into, weight=weight))
+            if self._deviations is not None:
+                few: dict[str, Any] = {"deviations": self._deviations, "wanted": wanted}
+                program.add(steps.GaussianTopK(name=f"{name}, gates kept", x=gates, to=gates, **few))
             how: dict[str, Any] = {"gates": gates, "function": self._activation, "wanted": wanted}
             program.add(steps.Gate(name=f"{name}, gated", x=activated, to=Into(activated), **how))
 

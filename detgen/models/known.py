@@ -165,7 +165,7 @@ def _with_keys(settings: Mapping[str, Any]) -> int | None:
             return len(indices)
     kinds = settings.get("layer_types") or settings.get("layers_block_type")
     if isinstance(kinds, list):
-        return sum(kind not in _WITHOUT_KEYS for kind in kinds)
+        return sum(kind not in _WITHOUT_KEYS for kind in kinds) - _number(settings, "num_kv_shared_layers")
     layers = _number(settings, "num_hidden_layers", "n_layer", "n_layers")
     every = _number(settings, "full_attention_interval")
     if str(settings.get("model_type")).startswith(("qwen3_next", "qwen3_5")):

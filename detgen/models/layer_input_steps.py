@@ -20,6 +20,7 @@ class LayerInputsSteps:
 
     def __init__(self, inputs: LayerInputs, form: Form, keep: Keep) -> None:
         self._table, self._factor, self._scale = keep(whole(inputs.table)), inputs.factor, inputs.scale
+        self._known = inputs.known
         self._linear, self._of_linear = joint([inputs.linear], form, keep), inputs.linear.factor
         self._norm = NormParts.of(inputs.norm, keep, self._linear.outputs)
 
@@ -30,7 +31,8 @@ class LayerInputsSteps:
         program.add(steps.Linear(name=_NAME, x=hidden, to=into, weight=self._linear))
         program.add(self._norm.step(f"{_NAME}, normed", made, Into(made, factor=self._scale)))
         into = Into(made, add=True, factor=self._factor * self._scale)
-        program.add(steps.Embed(name="embed_tokens_per_layer", table=table, storage=STORAGE[table.dtype], to=into))
+        how: dict[str, Any] = {"storage": STORAGE[table.dtype], "known": self._known}
+        program.add(steps.Embed(name="embed_tokens_per_layer", table=table, to=into, **how))
 
 
 class LayerInputSteps:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import Form
+from detgen.models.altup_steps import AltUpSteps, LaurelSteps
 from detgen.models.attention_steps import AttentionSteps
 from detgen.models.delta_steps import DeltaSteps
 from detgen.models.feed_forward_steps import BesideSteps, ExpertSteps, FeedForwardSteps
@@ -47,11 +48,15 @@ class LayerSteps:
         self._beside = None if layer.beside is None else BesideSteps(layer.beside, form, keep)
         self._input = None if layer.input is None else LayerInputSteps(layer.input, form, keep)
         self._factor = 1.0 if layer.factor is None else float(layer.factor)
+        self._laurel = None if layer.laurel is None else LaurelSteps(layer.laurel, form, keep)
+        self._altup = None if layer.altup is None else AltUpSteps(layer.altup, width, form, keep)
 
     def build(self, program: Program, name: str, angles: Angles, where: Entries, *, last: bool) -> None:
         """Append the layer's steps; behind the mixers of the last layer, those of the wanted rows alone."""
         hidden = read = Buffer("hidden", self._width)
         before, after, before_mlp, after_mlp = self._norms
+        if self._altup is not None:
+            self._altup.predict(program, name, hidden)
         if last and not any(isinstance(mixer, AttentionSteps) and mixer.keeps for mixer in self._mixers):
             program.add(Watch(name=f"{name}, watched", x=hidden))
         if self._mixers:
@@ -59,7 +64,9 @@ class LayerSteps:
         mixed = [mixer.build(program, f"{name}.{mixer.name}", read, angles, where, last=last) for mixer in self._mixers]
         if last:
             hidden = taken(program, "rows wanted", hidden)
-            if self._parallel and before is not None and before_mlp is None:
+            if self._altup is not None:
+                self._altup.take(program)
+            if self._laurel is not None or (self._parallel and before is not None and before_mlp is None):
                 read = taken(program, "rows wanted, normed", read)
         mlp = self._mlp
         if self._parallel and mlp is not None:  # before the attention's results are added to what the mlp reads
@@ -72,6 +79,8 @@ class LayerSteps:
         for mixer, x in zip(self._mixers, mixed, strict=True):
             branch = Branch(replace(into, factor=into.factor * mixer.factor), after, last)
             branch.add(program, f"{name}.{mixer.name}.{mixer.ends}", mixer.out, x)
+        if self._laurel is not None:
+            self._laurel.build(program, name, read, hidden, wanted=last)
         if mlp is not None and not self._parallel:
             read = self._normed(program, f"{name}.norm before the mlp", before_mlp, hidden, wanted=last)
             mlp.open(program, f"{name}.mlp", read, wanted=last)
@@ -80,8 +89,13 @@ class LayerSteps:
             mlp.close(program, f"{name}.mlp", branch)
         elif mlp is not None and self._beside is not None:
             self._beside.build(program, name, hidden, mlp, branch)
+        into = Into(hidden, add=True)
+        if self._altup is not None:
+            into = Into(self._altup.correct(program, name, hidden, wanted=last))
         if self._input is not None:
-            self._input.build(program, name, Branch(Into(hidden, add=True), None, last))
+            self._input.build(program, name, Branch(into, None, last))
+        if self._altup is not None:
+            self._altup.add(program, name, into.buffer, wanted=last)
         if self._factor != 1:
             into = Into(hidden, factor=self._factor)
             program.add(steps.Copy(name=f"{name}, times {self._factor:g}", x=hidden, to=into, wanted=last))

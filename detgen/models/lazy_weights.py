@@ -227,7 +227,10 @@ def _plain(tensor: Tensor) -> bool:
 # Modules that round what a module in them reads to the number format of its weights, and that one's name.
 _ROUNDING = {"NemotronHBlock": "norm", "Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head"}
 # Ends of names of linear layers that are never in few bits.
-_LIKE_ROUTERS = ("shared_expert_gate", "gate.wg", "router.proj")
+_LIKE_ROUTERS = (
+    *("shared_expert_gate", "gate.wg", "router.proj"),
+    *("modality_router", "prediction_coefs", "correction_coefs"),  # Gemma 3n's
+)
 
 
 @contextmanager
@@ -261,6 +264,10 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
             if hasattr(module, "mup_vector"):  # Falcon H1's factors, in the number format of the model
                 hooks.callback(setattr, module, "mup_vector", module.mup_vector)
                 module.mup_vector = sys.modules[type(module).__module__].compute_mup_vector(model.config)
+            if hasattr(module, "correct_output_scale"):  # Gemma 3n's, which another method than a call reads
+                _widen(own, name, read, "none", module, None)
+                hooks.callback(_restore, own, module, None, None)
+                continue
             widen: Callable[..., Any] = partial(_widen, own, name, read, form if _has_products(module) else "none")
             if module is embedding or (type(module) is type(embedding) and type(module) is not nn.Embedding):
                 widen = partial(_look_up, own["weight"], read)

@@ -81,12 +81,14 @@ class FeedForward:
         gated: whether there is a gate.
         activation: of the gate, or of `up`.
         down: its last linear layer.
+        deviations: of `GaussianTopK`, which gates go through first; None where all stay.
     """
 
     up: list[Linear]
     gated: bool
     activation: Activation
     down: Linear
+    deviations: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,7 @@ class LayerInputs:
     Attributes:
         table: [vocabulary, layers * size].
         factor: of its entries.
+        known: see `Embed`.
         linear: gives [layers * size] of the embedding.
         norm: of each layer's part of that.
         scale: of the sums.
@@ -289,6 +292,7 @@ class LayerInputs:
 
     table: Weight
     factor: float
+    known: int
     linear: Linear
     norm: Norm
     scale: float
@@ -316,6 +320,62 @@ class LayerInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Streams:
+    """Hidden states side by side, of which layers read one (AltUp; Baykal et al., arXiv 2301.13310).
+
+    The first is the embedding, the others are made of it. Behind the layers, others are made of them, and the mean of
+    all is what the last norm reads. What is made gets the magnitude of the first.
+
+    Attributes:
+        begin: linear layers of the embedding, which give the others.
+        end: linear layers of the others, each of its own.
+        least: a mean square counts as this at least when it is divided by.
+    """
+
+    begin: list[Linear]
+    end: list[Linear]
+    least: float
+
+
+@dataclass(frozen=True, slots=True)
+class AltUp:
+    """How a layer reads its stream and changes all of them.
+
+    Attributes:
+        active: the stream that it reads.
+        norm: of what the router reads.
+        factor: of that.
+        router: a linear layer, whose results are the arguments of tanh.
+        predict: gives, of that, the coefficients of all streams in each one's prediction.
+        correct: gives, of that, how much of what the layer has changed each prediction takes.
+        scales: [hidden], of what takes the layer's input; None for none.
+    """
+
+    active: int
+    norm: Norm
+    factor: float
+    router: Linear
+    predict: Linear
+    correct: Linear
+    scales: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Laurel:
+    """What stands beside an attention: two linear layers and a norm, whose results are added to their input.
+
+    Attributes:
+        left: the first.
+        right: the second.
+        norm: of its results.
+    """
+
+    left: Linear
+    right: Linear
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """A layer.
 
@@ -328,6 +388,8 @@ class Layer:
         beside: experts beside the feed-forward; None for none.
         input: how it takes what the token gives it; None where tokens give nothing.
         factor: [1], of all that the layer leaves; None for none.
+        laurel: what stands beside the mixers; None for nothing.
+        altup: how it reads and changes one of several streams; None where there is one.
     """
 
     mixers: tuple[Mixer, ...]
@@ -338,6 +400,8 @@ class Layer:
     beside: Beside | None = None
     input: LayerInput | None = None
     factor: torch.Tensor | None = None
+    laurel: Laurel | None = None
+    altup: AltUp | None = None
 
 
 def some_rows(linear: Linear, rows: torch.Tensor | slice) -> Linear:

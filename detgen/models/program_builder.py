@@ -12,12 +12,13 @@ import torch
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import STORAGE, Form, Quantized
 from detgen.kernels.decoder import KVBuffers
+from detgen.models.altup_steps import StreamsSteps
 from detgen.models.description import describe
 from detgen.models.layer_input_steps import LayerInputsSteps
 from detgen.models.layer_steps import LayerSteps
 from detgen.models.memory import give_back
 from detgen.models.parts import Attention, Linear
-from detgen.models.step_parts import Angles, Entries, Keep, NormParts, as_it_is, joint
+from detgen.models.step_parts import Angles, Entries, Keep, NormParts, as_it_is, joint, wanted_of
 from detgen.models.stored import Read, held, whole
 from detgen.program import steps
 from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into, Weight
@@ -67,6 +68,8 @@ class ProgramBuilder:
         inputs = described.layer_inputs
         self._inputs = None if inputs is None else LayerInputsSteps(inputs, form, keep)
         self._hidden = Buffer("hidden", embedding.shape[1])
+        streams = described.streams
+        self._streams = None if streams is None else StreamsSteps(streams, self._hidden.width, form, keep)
         final, head = described.final, described.head
         self._final = None if final is None else NormParts.of(final, keep)
         self._head = None if head is None else joint([head], form, keep)
@@ -157,6 +160,8 @@ class ProgramBuilder:
             )
         if self._inputs is not None:
             self._inputs.build(program, hidden)
+        if self._streams is not None:
+            self._streams.begin(program, hidden)
         for i, (layer, source) in enumerate(zip(self._layers, self._sources, strict=True)):
             if i == inject:
                 program.add(steps.Copy(name=f"layers.{i}, state added", x=self.states, to=Into(hidden, add=True)))
@@ -165,7 +170,9 @@ class ProgramBuilder:
             states = None if self._cache.states is None else self._cache.states.layers[i]
             entries = Entries(self._cache.keys[source], self._cache.values[source], states)
             layer.build(program, f"layers.{i}", self._angles, entries, last=i == len(self._layers) - 1)
-        x, out = Buffer("wanted hidden", hidden.width), self.out(scored)
+        x, out = wanted_of(hidden), self.out(scored)
+        if self._streams is not None:
+            self._streams.end(program, x)
         if self._final is not None:
             normed = Buffer("normed", hidden.width)
             program.add(self._final.step("norm", x, Into(normed), wanted=True))

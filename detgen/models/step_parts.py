@@ -156,8 +156,13 @@ def kept(weight: Weight, keep: Keep) -> Weight:
     return replace(weight, scales=scales, **changed)
 
 
+def wanted_of(x: Buffer) -> Buffer:
+    """Takes the wanted rows of a buffer."""
+    return Buffer(f"wanted {x.name}", x.width)
+
+
 def taken(program: Program, name: str, x: Buffer) -> Buffer:
     """Append what takes the wanted rows."""
-    to = Buffer(f"wanted {x.name}", x.width)
+    to = wanted_of(x)
     program.add(steps.Take(name=name, x=x, to=to))
     return to

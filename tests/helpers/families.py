@@ -160,6 +160,12 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
         **{"key_multiplier": 0.4, "attention_out_multiplier": 0.9, "attention_in_multiplier": 1.2},
         **{"ssm_multipliers": [0.7, 0.5, 0.4, 0.6, 0.9], "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.3},
     ),
+    "gemma3n_text": lambda: hf.Gemma3nTextConfig(  # streams of which layers read the second, few gates that stay
+        **{**LLAMA, "num_hidden_layers": 5, "head_dim": 18, "sliding_window": WINDOW, "num_kv_shared_layers": 2}
+        | {"layer_types": [*MIXED[:2], *MIXED], "intermediate_size": [96, 80, 96, 96, 72], "laurel_rank": 12},
+        **{"hidden_size_per_layer_input": 14, "vocab_size_per_layer_input": 300, "altup_num_inputs": 3},
+        **{"altup_active_idx": 1, "activation_sparsity_pattern": [0.95, 0.6, 0.0, 0.0, 0.3]},
+    ),
     "gemma4_text": lambda: hf.Gemma4TextConfig(  # layers that see the keys of others, and read more of each token
         **{**LLAMA, "num_hidden_layers": 5, "head_dim": 20, "global_head_dim": 26, "sliding_window": WINDOW},
         **{"layer_types": [*MIXED[:2], *MIXED[:2], "full_attention"], "num_kv_shared_layers": 3},
@@ -276,6 +282,12 @@ ROWS: dict[str, Callable[[], Any]] = {
     "hyperclovax": lambda: hf.HyperCLOVAXConfig(
         **{**LLAMA, "use_post_norm": True, "embedding_multiplier": 10.0, "residual_multiplier": 0.3},
         **{"attention_multiplier": 0.1, "logits_scaling": 0.2},
+    ),
+    "gemma3n_two": lambda: hf.Gemma3nTextConfig(  # streams, each layer with keys of its own
+        **{**LLAMA, "hidden_size": 90, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 34}
+        | {"intermediate_size": [130, 64, 33], "layer_types": MIXED, "num_kv_shared_layers": 0, "sliding_window": 33},
+        **{"vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 7, "laurel_rank": 5},
+        **{"altup_num_inputs": 2, "altup_correct_scale": False, "activation_sparsity_pattern": [0.0, 0.8, 0.05]},
     ),
     "vaultgemma": lambda: hf.VaultGemmaConfig(
         **{**LLAMA, "head_dim": 18, "sliding_window": WINDOW, "layer_types": MIXED, "query_pre_attn_scalar": 20}

@@ -77,7 +77,7 @@ def test_bits_are_the_same(name: str, tmp_path: Path, loaded: list[LoadedModel])
         assert kept(loaded) == again
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma4_text"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma3n_text", "gemma4_text"])
 def test_numbers_in_16_bits(family: str, loaded: list[LoadedModel], random_model: Callable[..., Path]) -> None:
     """Factors of embeddings, and of layers, as the model's own forward has them, when they are kept as well."""
     config = DESCRIBED[family]()

@@ -60,7 +60,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         vocab_size=320, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64
     ),
     # Numbers beside parameters: corrections of experts, factors of layers; a table of what tokens give to layers.
-    **{family: DESCRIBED[family] for family in ("deepseek_v3", "gemma4_text", "gemma4_experts")},
+    **{family: DESCRIBED[family] for family in ("deepseek_v3", "gemma3n_text", "gemma4_text", "gemma4_experts")},
 }
 MEASURED = """
 import sys
@@ -131,7 +131,7 @@ def halved_matrices(tensors: dict[str, torch.Tensor]) -> None:
 
 # Some forwards round what modules read to the number format of their weights, or keep factors in it.
 IN_16_BITS = [("llama, tied", halved), ("llama, tied", halved_matrices)] + [
-    (family, halved) for family in ("falcon-h1", "nemotron-h", "mamba2", "deepseek_v3", "gemma4_text")
+    (family, halved) for family in ("falcon-h1", "nemotron-h", "mamba2", "deepseek_v3", "gemma3n_text", "gemma4_text")
 ]
 
 

@@ -34,6 +34,11 @@ NETS = GROUPED | {
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**GROUPED),
     "gemma2": lambda: hf.Gemma2Config(**GROUPED, head_dim=64, sliding_window=50),
+    "gemma3n": lambda: hf.Gemma3nTextConfig(
+        **GROUPED | {"num_hidden_layers": 6, "head_dim": 64, "sliding_window": 50, "num_kv_shared_layers": 2},
+        **{"layer_types": ["sliding_attention", "full_attention"] * 3, "vocab_size_per_layer_input": 4096},
+        **{"hidden_size_per_layer_input": 64, "activation_sparsity_pattern": [0.95] * 2 + [0.0] * 4},
+    ),
     "phi": lambda: hf.PhiConfig(**SIZES),
     "gpt2": lambda: hf.GPT2Config(vocab_size=4096, n_embd=320, n_layer=4, n_head=5, n_positions=512),
     "mpt": lambda: hf.MptConfig(vocab_size=4096, d_model=320, n_layers=4, n_heads=5, max_seq_len=512),
