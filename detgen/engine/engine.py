@@ -114,8 +114,11 @@ class Engine:
             drafts_itself=config.drafter in ("self", "auto"),
             observer=observer,
         )
-        if prepared.keeps_states and config.prefix_cache:
-            observer.message(f"{target.name} keeps states of what it reads: prompts do not share their beginnings")
+        if config.prefix_cache and not prepared.shares:
+            observer.message(
+                f"{target.name} keeps states of what it reads, and there is no room for snapshots of them: prompts do"
+                " not share their beginnings"
+            )
         self._assemble(config, prepared, Turns())
 
     def with_settings(self, **settings: Any) -> Engine:
@@ -186,9 +189,10 @@ class Engine:
             config.batch_size,
             self._model.start if self._model else lambda *_: None,
             config.prefill_chunk,
-            config.prefix_cache and not prepared.keeps_states,
+            config.prefix_cache and prepared.shares,
             config.kv_memory and config.kv_memory // self.position_bytes,
             ahead,
+            prepared.snapshots,
         )
         self._rounds = StreamingRounds(
             *(turns, self._scheduler, self.stats),

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from detgen.engine.block_ends import BlockEnds
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.running_batch import RunningBatch
 from detgen.engine.sequence import Sequence
@@ -18,6 +19,7 @@ from detgen.kernels.attention import BLOCK
 from detgen.kernels.input_batch import MOST_ROWS, Window, Windows, fill_passes
 from detgen.runner.block_manager import Prefix
 from detgen.runner.kv_cache import KVCache
+from detgen.runner.snapshots import Snapshots
 
 # Live sequences for each page that is kept when others are admitted. With fewer, room stays unused where pages are
 # scarce; with more, sequences are preempted again and again.
@@ -43,6 +45,7 @@ class Scheduler:
         prefix_cache: share pages among sequences that begin alike.
         positions: most positions that may be in use; None for all that the caches have.
         ahead: reads the prompts of a thinking model; None if the target does not think.
+        snapshots: of the states that layers of the target keep; None where none does.
 
     Attributes:
         waiting: sequences without a slot, in order.
@@ -60,6 +63,7 @@ class Scheduler:
         prefix_cache: bool = True,
         positions: int | None = None,
         ahead: ReadingAhead | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._caches = caches
         self._pages = caches[0].pages
@@ -72,6 +76,9 @@ class Scheduler:
         self._ahead = ahead
         self.waiting: deque[Sequence] = deque()
         self.live = RunningBatch()
+        self._block_ends: BlockEnds | None = None
+        if snapshots is not None and prefix_cache:
+            self._block_ends = BlockEnds(snapshots, self._pages, self.live)
         self._added = 0
         self.reused = 0
         self.preemptions = 0
@@ -130,12 +137,16 @@ class Scheduler:
         prefix = self._pages.find(seq.tokens[:end], seq.keys[: end // BLOCK])
         if self._thinking is not None:
             prefix = prefix.cut(self._thinking.chunk)
-        if prefix.pending:
+        if prefix.pending if self._block_ends is None else self._block_ends.waits(seq, prefix):
             return None, prefix
-        return self._pages.need(blocks, prefix), prefix
+        return self._pages.need(blocks, self._shared(prefix)), prefix
 
-    def _place(self, seq: Sequence, prefix: Prefix) -> None:
-        slot = self.live.add(seq)
+    def _shared(self, prefix: Prefix) -> Prefix:
+        """As much of a prefix as a sequence can go on from."""
+        return prefix if self._block_ends is None else self._block_ends.snapshots.shared(prefix)
+
+    def _place(self, seq: Sequence, known: Prefix) -> None:
+        slot, prefix = self.live.add(seq), self._shared(known)
         end = seq.asked_from + 1
         coming = (seq.tokens[:end], seq.keys[: end // BLOCK]) if self._prefix_cache else ((), [])
         copied = self._pages.take(slot, _blocks(len(seq.tokens)), prefix, *coming)
@@ -146,6 +157,8 @@ class Scheduler:
                 self._thinking.copy(*copied[:2])
         if self._thinking is not None:
             self._thinking.start(slot, prefix.shared)
+        if self._block_ends is not None:
+            self._block_ends.begin(seq, known, prefix)
         self.live.cached[slot] = prefix.shared  # only now: whatever ends the run before must not share them
         self._started(slot, seq.tokens, prefix.shared)
         self.reused += prefix.shared
@@ -207,10 +220,14 @@ class Scheduler:
         live, seq = self.live, self.live[slot]
         seq.keys = self._pages.keys(seq.tokens, seq.keys)
         self._pages.fill(slot, seq.tokens, int(live.cached[slot]), seq.keys)
+        if self._block_ends is not None:
+            self._block_ends.leave(slot)
 
     def release(self, seq: Sequence) -> None:
         """Free the slot; its canonical KV entries stay for others that begin alike until the pages are needed."""
         self.share(seq.slot)
+        if self._block_ends is not None:
+            self._block_ends.forget(seq.slot)
         self._pages.release(seq.slot)
         self.live.remove(seq.slot)
 
@@ -256,6 +273,8 @@ class Scheduler:
         if self._ahead is not None:
             ends = self._ahead.ends(live.cached[slots], live.thinks[slots], decoding)
             left = np.minimum(left, ends - live.cached[slots])
+        if self._block_ends is not None:
+            left = np.minimum(left, self._block_ends.ends(slots) - live.cached[slots])
         takes = dict(zip(slots.tolist(), left.tolist(), strict=True))
         oldest = int(slots[live.order[slots].argmin()])
         share = min(takes[oldest], -(-free // 2))

@@ -70,6 +70,8 @@ class BlockManager:
         held: int64 [slots], how many pages each slot has.
         drafted: int64 [count + 1], how many leading positions of a page the draft model's cache holds too. Set to 0
             when a page is taken for new content; otherwise the draft model's drafter writes it.
+        snapshots: int64 [count + 1], the place of a snapshot of the states behind a page's last position; 0 for none.
+            Set to 0 when a page is taken for new content; otherwise `Snapshots` writes it.
         references: int64 [count], how many slots refer to each page.
     """
 
@@ -79,6 +81,7 @@ class BlockManager:
         self.tables = np.full((1, 1), count, dtype=np.int64)
         self.held = np.zeros(1, dtype=np.int64)
         self.drafted = np.zeros(count + 1, dtype=np.int64)
+        self.snapshots = np.zeros(count + 1, dtype=np.int64)
         self.references = np.zeros(count, dtype=np.int64)
         self._clear()
 
@@ -150,6 +153,14 @@ class BlockManager:
             return Prefix(pages, page, block * PAGE + room, False)
         page, shared = self._contents.most_alike(before, data[: 8 * room])
         return Prefix(pages, page, block * PAGE + shared, key in self._promised)
+
+    def page(self, key: bytes) -> int | None:
+        """The page that is found by the key of a block."""
+        return self._contents.get(key)
+
+    def reader(self, key: bytes) -> int | None:
+        """The slot that is still reading the block with this key."""
+        return self._promised.get(key)
 
     def need(self, blocks: int, prefix: Prefix | None = None) -> int:
         """How many of the available pages `take` would use up; shared ones that are not in use now count too."""
@@ -326,7 +337,7 @@ class BlockManager:
             self.tables[:slots, :blocks] = np.arange(pages).reshape(slots, blocks)
             self.held[:slots] = blocks
             self.references[:pages] = 1
-            self.drafted[:pages] = 0
+            self.drafted[:pages] = self.snapshots[:pages] = 0
         self._fresh = pages
         self._laid_out = True
 
@@ -368,7 +379,7 @@ class BlockManager:
             self._fresh += 1
         else:
             page = self._evict()
-        self.drafted[page] = 0
+        self.drafted[page] = self.snapshots[page] = 0
         return page
 
     def _evict(self) -> int:

@@ -29,6 +29,7 @@ from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_reference, reference_logits
 from detgen.runner.slot_thoughts import Thinking
+from detgen.runner.snapshots import Snapshots
 from detgen.runner.state_cache import StateCache
 from detgen.runner.thinker import SLOTS, Block, Thinker, one_layer
 
@@ -41,6 +42,9 @@ _LEAST_BYTES = 64  # that a position counts as, even if no layer keeps keys: pag
 # machine, and memory must not grow with the number of prompts.
 _KEPT_PAGES = 256
 _LEAST = ROOM * PAGE  # positions of the caches
+# The part of the memory for the caches that snapshots of states take, one of so many, and most snapshots: the pages
+# that are kept hold the beginnings of no more prompts.
+_SNAPSHOT_PART, _MOST_SNAPSHOTS = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Prepared:
         thinking: thoughts and states of the slots if the target is a thinking model, whose backbone its passes run;
             else None.
         narrowed: the target with its weights in fewer bits, to draft for itself; None if it cannot, or memory is short.
+        snapshots: of the states that layers of the target keep; None if none does, or there are none.
     """
 
     target: LoadedModel
@@ -63,6 +68,7 @@ class Prepared:
     pages: BlockManager
     thinking: Thinking | None = None
     narrowed: Narrowed | None = None
+    snapshots: Snapshots | None = None
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -70,9 +76,9 @@ class Prepared:
         return self.runners[0].cache.keys[0].dtype
 
     @property
-    def keeps_states(self) -> bool:
-        """Whether layers of the target keep states, which no page holds."""
-        return self.runners[0].cache.states is not None
+    def shares(self) -> bool:
+        """Whether prompts can share their beginnings: no layer keeps states, or there are snapshots of them."""
+        return self.runners[0].cache.states is None or self.snapshots is not None
 
     @property
     def position_bytes(self) -> int:
@@ -128,7 +134,8 @@ def prepare(
     beside = sum(m.packed_bytes for m in models) if device.type == "cuda" else 0
     beside += (states := _state_bytes(target.name, layouts[0].states, batch_size, device))
     kept = _KEPT_PAGES if device.type == "cpu" else None
-    pages = BlockManager(_page_count(device, kv_memory, held, beside), kept=kept)
+    count, copies = _counts(device, kv_memory, held, beside, Snapshots.bytes(layouts[0].states))
+    pages = BlockManager(count, kept=kept)
     runners = tuple(
         _runner(m, model, layout, pages, device, kv_dtype, batch_size, drafts=m is not target)
         for m, model, layout in zip(models, backbones, layouts, strict=True)
@@ -145,6 +152,10 @@ def prepare(
             for part, letter in ((model.thinker, "T"), (model.compressor, "C"))
         )
         thinking = runners[0].thinking = Thinking(Thinker(model.config, *blocks), pages, device)
+    snapshots = None
+    if copies and (kept_states := runners[0].cache.states) is not None:
+        snapshots = Snapshots(kept_states, pages, copies, device)
+        states += copies * Snapshots.bytes(layouts[0].states)
     if draft:
         observer.stage(f"timing {draft.name}")
         with refusing(_kind(draft.name, backbones[1])):
@@ -157,7 +168,7 @@ def prepare(
                 f"no memory for {target.name} in fewer bits ({size:,.0f} MiB): it does not draft for itself"
             )
         narrowed = None
-    return Prepared(target, draft, runners, pages, thinking, narrowed)
+    return Prepared(target, draft, runners, pages, thinking, narrowed, snapshots)
 
 
 def _kind(name: str, model: PreTrainedModel) -> str:
@@ -310,8 +321,17 @@ def _state_bytes(name: str, shapes: Sequence[StateShape | None], batch_size: int
     return found
 
 
-def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int, beside: int) -> int:
-    """How many pages fit the memory, beside the scratch page and so many bytes that are not taken yet.
+def _counts(
+    device: torch.device, kv_memory: int | None, position_bytes: int, beside: int, snapshot_bytes: int
+) -> tuple[int, int]:
+    """How many pages and how many snapshots fit the memory, beside the scratch page and bytes that are not taken yet.
+
+    Args:
+        device: of the caches.
+        kv_memory: bytes for them; None for a share of the free memory.
+        position_bytes: bytes of a position.
+        beside: bytes that are not taken yet.
+        snapshot_bytes: bytes of a snapshot; 0 for none. On CUDA there are none.
 
     Raises:
         EngineError: if `kv_memory` is too small.
@@ -323,4 +343,8 @@ def _page_count(device: torch.device, kv_memory: int | None, position_bytes: int
             f"--kv-memory {kv_memory} bytes holds {held} positions of {position_bytes} bytes; "
             f"give at least {_LEAST * position_bytes} bytes"
         )
-    return max(held, _LEAST) // PAGE
+    snapshots = 0
+    if snapshot_bytes and device.type == "cpu":
+        room = min(memory // _SNAPSHOT_PART, memory - _LEAST * position_bytes)
+        snapshots = min(max(room, 0) // snapshot_bytes, _MOST_SNAPSHOTS)
+    return max((memory - snapshots * snapshot_bytes) // position_bytes, _LEAST) // PAGE, snapshots

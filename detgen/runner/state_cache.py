@@ -54,7 +54,7 @@ class StateCache:
         Raises:
             ValueError: if a slot's states are not where its window can go on from.
         """
-        self._reach(int(windows.slots.max()) + 1)
+        self.reach(int(windows.slots.max()) + 1)
         slots, starts, lengths = windows.slots, windows.starts, windows.lengths
         base = np.where(starts > 0, self.at[slots], 0)
         kept = np.where(windows.provisional > 0, starts + lengths, starts) - base
@@ -70,7 +70,7 @@ class StateCache:
         base = np.where(windows.starts > 0, self.at[windows.slots], 0)
         self.at[windows.slots] = _certain(windows, base)
 
-    def _reach(self, slots: int) -> None:
+    def reach(self, slots: int) -> None:
         """Have room for so many slots."""
         before, kept = self.layers, self.slots
         if slots <= kept:

@@ -1,27 +1,20 @@
-"""Pages, sharing and the rows of passes, without a model: the cache holds token ids instead of keys."""
+"""Pages, sharing and the rows of passes, without a model."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from helpers.examples import examples
+from helpers.loop import Loop, request
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from detgen.engine import scheduler
 from detgen.engine.request import Request
-from detgen.engine.scheduler import Scheduler
-from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.input_batch import Window, Windows
 from detgen.params import SamplingParams
-from detgen.runner.block_manager import BlockManager
-from detgen.runner.kv_cache import KVCache
 
 MOST = 32
 
@@ -32,158 +25,6 @@ def _small_passes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "MOST_ROWS", MOST)
         yield
-
-
-class Loop:
-    """The engine's loop around a scheduler; "decodes" the numbers 1000, 1001, ... after a prompt.
-
-    Checks at every pass what must hold of any schedule.
-    """
-
-    def __init__(self, batch: int, pages: int = 32, seed: int = 0, **settings: Any) -> None:
-        self.pages = BlockManager(pages)
-        device = torch.device("cpu")
-        self.cache, self.draft_cache = (KVCache([(1, 1, 1)], self.pages, torch.float32, device) for _ in range(2))
-        self.started: list[tuple[int, int]] = []
-        self.scheduler = Scheduler(
-            [self.cache, self.draft_cache],
-            batch,
-            lambda slot, tokens, cached: self.started.append((slot, cached)),
-            **settings,
-        )
-        self.live = self.scheduler.live
-        self.rng = random.Random(seed)
-        self.batch = batch
-        self.read: dict[Sequence, list[int]] = {}
-        self.shared: dict[Sequence, int] = {}
-        self.order: list[Sequence] = []
-        self.passes = self.reading = 0
-        self.most_drafts = 14
-
-    def add(self, request: Request) -> list[Sequence]:
-        tokens = list(request.token_ids or ())
-        limit = min(len(tokens) + request.params.max_tokens, self.scheduler.capacity)
-        new = [Sequence(request, i, list(tokens), len(tokens), limit) for i in range(request.params.n)]
-        self.scheduler.add(new)
-        return new
-
-    def step(self) -> list[Sequence]:
-        """One round."""
-        live = self.live
-        before = set(live)
-        self.scheduler.admit()
-        for seq in [s for s in live if s not in before]:
-            cached = int(live.cached[seq.slot])
-            self.order.append(seq)
-            self.shared[seq] = cached
-            self.read[seq] = []
-            assert cached < len(seq.tokens), "the last token goes through a pass"
-        assert len(live) <= self.batch
-        drafts = self.rng.randrange(self.most_drafts)
-        self.scheduler.reserve(drafts)
-        for seq in live:
-            self.check(seq)
-            assert self.pages.held[seq.slot] * BLOCK >= len(seq.tokens)
-        windows = []
-        decoding = live.decoding()
-        for slot, room in zip(decoding.tolist(), self.scheduler.room(decoding).tolist(), strict=True):
-            seq = live[slot]
-            most = max(min(drafts, seq.remaining - 1, room), 0) if seq.deterministic else 0
-            draft = [self.rng.randrange(2000, 3000) for _ in range(most)]
-            for i, token in enumerate(draft[: self.rng.randrange(14)]):
-                draft[i] = 1000 + seq.generated + i if self.rng.random() < 0.7 else token
-            windows.append(Window(slot, len(seq.tokens) - 1, [seq.tokens[-1], *draft], len(draft) + 1))
-        self.decode(windows)
-        done = [s for s in live if s.generated and s.remaining == 0]
-        for seq in done:
-            self.check(seq)
-            self.scheduler.release(seq)
-        assert self.pages.used == len({p for s in live for p in self.table(s.slot)})
-        return done
-
-    def decode(self, windows: list[Window]) -> None:
-        verified = []
-        live = self.live
-        self.reading = 0
-        for batch in self.scheduler.passes(Windows.of(windows)):
-            self.passes += 1
-            assert len(set(batch.slots.tolist())) == len(batch), "at most one window a slot"
-            assert 0 < len(batch.tokens) <= MOST
-            for w in batch:
-                seq = live[w.slot]
-                self.write(w.slot, w.start, [float(t) for t in w.tokens])
-                if not live.reading[w.slot]:
-                    verified.append(w)
-                    agreed = 0
-                    while agreed + 1 < len(w.tokens) and w.tokens[agreed + 1] == 1000 + seq.generated + agreed:
-                        agreed += 1
-                    self.commit(w.slot, agreed + 1)
-                    continue
-                end = w.start + len(w.tokens)
-                assert w.start == live.cached[w.slot]
-                assert w.tokens == seq.tokens[w.start : end]
-                assert w.logits == int(end == len(seq.tokens))
-                self.read[seq] += range(w.start, end)
-                self.reading += len(w.tokens)
-                if w.logits:
-                    self.commit(w.slot, 1)
-                else:
-                    self.scheduler.advance(np.array([w.slot]), np.array([end]))
-                self.scheduler.share(w.slot)
-        assert verified == windows, "each window goes through one pass"
-
-    def commit(self, slot: int, count: int) -> None:
-        seq, slots = self.live[slot], np.array([slot])
-        tokens = [1000 + seq.generated + i for i in range(count)]
-        self.live.commit(slots, np.array([count]), np.array(tokens))
-        self.scheduler.advance(slots, self.live.length[slots] - 1)
-
-    def table(self, slot: int) -> list[int]:
-        return self.pages.tables[slot, : self.pages.held[slot]].tolist()
-
-    def write(self, slot: int, start: int, tokens: list[float]) -> None:
-        table = self.table(slot)
-        at = torch.tensor([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, start + len(tokens))])
-        entries = torch.tensor(tokens).view(-1, 1, 1)
-        self.cache.write(0, at, entries, entries)
-
-    def check(self, seq: Sequence) -> None:
-        """What counts as cached is the sequence's own, in canonical entries; pages are held for what comes next."""
-        slot = seq.slot
-        assert seq.tokens == self.live.texts[slot]
-        assert (self.live.length[slot], self.live.last[slot]) == (len(seq.tokens), seq.tokens[-1])
-        if seq.deterministic:
-            cached = int(self.live.cached[slot])
-            keys, _ = self.cache.entries(slot, 0, cached)
-            assert keys[0, :, 0].tolist() == seq.tokens[:cached]
-
-    def progress(self, todo: list[Sequence]) -> tuple[int, ...]:
-        return self.passes, len(self.order), sum(len(s.tokens) for s in todo)
-
-    def run(self, requests: list[Request]) -> list[Sequence]:
-        """All requests to their ends, read as the scheduler wants them."""
-        source = list(reversed(requests))
-        todo: list[Sequence] = []
-        for _ in range(100_000):
-            while source and self.scheduler.wants() > 0:
-                todo += self.add(source.pop())
-            if not (source or self.scheduler.waiting or self.live):
-                break
-            before = self.passes, len(self.order), sum(len(s.tokens) for s in todo)
-            self.step()
-            assert before != (self.passes, len(self.order), sum(len(s.tokens) for s in todo)), (
-                "each round does something"
-            )
-        assert self.pages.used == 0
-        for seq in todo:
-            assert seq.tokens[seq.prompt_length :] == [1000 + i for i in range(seq.limit - seq.prompt_length)]
-        return todo
-
-
-def request(i: int, length: int, prefix: int = 0, **params: Any) -> Request:
-    """A prompt of its own behind `prefix` tokens that all requests share."""
-    tokens = (*range(prefix), *(5000 + 700 * i + j for j in range(length - prefix)))
-    return Request(i, i, token_ids=tokens, params=SamplingParams(**{"max_tokens": 5, **params}))
 
 
 REQUESTS = st.lists(
@@ -207,16 +48,26 @@ REQUESTS = st.lists(
     cache=st.booleans(),
     chunk=st.sampled_from([None, 1, 20]),
     seed=st.integers(0, 99),
+    snapshots=st.sampled_from([0, 0, 1, 3, 64]),
 )
 def test_any_schedule(
-    some: list[tuple[int, int, int, int, bool]], batch: int, pages: int, cache: bool, chunk: int | None, seed: int
+    some: list[tuple[int, int, int, int, bool]],
+    batch: int,
+    pages: int,
+    cache: bool,
+    chunk: int | None,
+    seed: int,
+    snapshots: int,
 ) -> None:
-    """Whatever the requests: rows within a pass, tokens read once unless pages ran out, entries each one's own."""
+    """Whatever the requests: rows within a pass, tokens read once unless pages ran out, entries each one's own.
+
+    So are the states, where there are any.
+    """
     requests = [
         request(i, length, min(prefix, length), max_tokens=new, n=n, deterministic=verified)
         for i, (length, prefix, new, n, verified) in enumerate(some)
     ]
-    loop = Loop(batch, pages, seed, prefix_cache=cache, prefill_chunk=chunk)
+    loop = Loop(batch, pages, seed, snapshots, prefix_cache=cache, prefill_chunk=chunk)
     todo = loop.run(requests)
     event(f"preempted: {loop.scheduler.preemptions > 0}")
     event(f"shared: {loop.scheduler.reused > 0}")

@@ -13,6 +13,7 @@ from helpers.families import DESCRIBED, ROWS
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.models.known import known
 from detgen.progress import Unobserved
+from detgen.runner.snapshots import Snapshots
 
 
 def made(family: str, random_model: Callable[..., Path]) -> Path:
@@ -78,21 +79,37 @@ def test_bits(engine: Engine, reference: Any, observe: Callable[..., Any], setti
     assert bool(other.stats.preemptions) == bool(positions)
 
 
-def test_nothing_is_shared_and_that_is_said(folder: Path, of_deltas: Engine) -> None:
-    """A prompt of several samples is read for each: no page holds a state."""
+def test_where_there_is_no_room_for_snapshots(folder: Path) -> None:
+    """A prompt of several samples is read for each, since no page holds a state, and that is said."""
     said: list[str] = []
 
     class Noting(Unobserved):
         def message(self, text: str) -> None:
             said.append(text)
 
-    Engine(target=folder, drafter="none", kv_memory=4 << 20, observer=Noting())
-    Engine(target=folder, drafter="none", kv_memory=4 << 20, prefix_cache=False, observer=Noting())
-    assert [text for text in said if "prompts do not share their beginnings" in text] == said
+    least = 384 * Engine(target=folder, drafter="none", kv_memory=4 << 20, observer=Noting()).position_bytes
+    assert not said, "there is room"
+    engine = Engine(target=folder, drafter="none", kv_memory=least, observer=Noting())
     assert len(said) == 1
-    other = of_deltas.with_settings(batch_size=3)
-    other.generate([requests()[-1]])
-    assert (other.stats.prompt_tokens, other.stats.reused_tokens) == (3 * 87, 0)
+    assert "no room for snapshots of them: prompts do not share their beginnings" in said[0]
+    Engine(target=folder, drafter="none", kv_memory=least, prefix_cache=False, observer=Noting())
+    assert len(said) == 1
+    engine.generate([requests()[-1]])
+    assert (engine.stats.prompt_tokens, engine.stats.reused_tokens) == (3 * 87, 0)
+
+
+@pytest.mark.parametrize("memory", [4 << 20, 64 << 20])
+def test_snapshots_take_their_part_of_the_memory(folder: Path, memory: int) -> None:
+    """They and the pages take what they are given together."""
+    engine = Engine(target=folder, drafter="none", kv_memory=memory)
+    prepared = engine._prepared
+    assert prepared.snapshots is not None
+    states = prepared.runners[0].cache.states
+    assert states is not None
+    held = prepared.snapshots.count * Snapshots.bytes(states.shapes)
+    assert 0 < held <= memory // 8
+    assert prepared.snapshots.count <= 64
+    assert 0 <= memory - held - prepared.pages.count * 64 * engine.position_bytes < 64 * engine.position_bytes
 
 
 def test_it_is_no_draft_model(folder: Path) -> None:

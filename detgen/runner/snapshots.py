@@ -1,0 +1,113 @@
+"""Snapshots of states at block ends, for sequences that begin with the same tokens.
+
+A slot's states are a function of the tokens before the position that they belong to. So a copy of them, taken where
+that position ends a block, is as good for whoever shares the pages up to there. It belongs to the page of that block:
+once the page is taken for new content, nobody finds it any more. Knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from detgen.kernels.decoder import StateShape
+from detgen.models.memory import zeros
+from detgen.runner.block_manager import PAGE, BlockManager, Prefix
+from detgen.runner.state_cache import StateCache
+
+
+class Snapshots:
+    """Places for copies of a slot's states.
+
+    When all have one, the least recently used goes. Of most, nothing is ever used. So those that were restored are kept
+    before them, up to half of the places: many prompts do not displace what they begin with.
+
+    Args:
+        states: of the slots.
+        pages: of the cache beside them, whose `snapshots` it writes.
+        count: number of places, at least 1. They take no memory until they are used.
+        device: of the copies.
+
+    Attributes:
+        states: as above.
+        count: as above.
+    """
+
+    def __init__(self, states: StateCache, pages: BlockManager, count: int, device: torch.device) -> None:
+        self.states, self.count = states, count
+        self._pages = pages
+        self._owners: OrderedDict[int, int] = OrderedDict()  # by place, from 1, the page; least recently used first
+        self._restored: OrderedDict[int, None] = OrderedDict()  # places that go after the others; likewise
+        self._copies = [
+            s and [zeros((count, *size), torch.float32, device) for size in _sizes(s)] for s in states.shapes
+        ]
+
+    @staticmethod
+    def bytes(shapes: Sequence[StateShape | None]) -> int:
+        """Bytes of a snapshot, all layers together."""
+        return sum(4 * int(np.prod(size)) for shape in shapes if shape is not None for size in _sizes(shape))
+
+    def shared(self, prefix: Prefix) -> Prefix:
+        """As much of a prefix as ends with a snapshot: whole pages, or nothing."""
+        found = self._pages.snapshots[np.array(prefix.pages, np.int64)].nonzero()[0]
+        blocks = int(found[-1]) + 1 if len(found) else 0
+        return Prefix(prefix.pages[:blocks], -1, blocks * PAGE, prefix.pending)
+
+    def keep(self, slot: int, position: int, page: int) -> None:
+        """Take a snapshot of a slot, unless its block has one.
+
+        Args:
+            slot: the slot.
+            position: the end of a block.
+            page: that is found by the block's key.
+
+        Raises:
+            ValueError: if the slot's states belong to another position.
+        """
+        if (at := int(self.states.at[slot])) != position:
+            raise ValueError(f"slot {slot} has states of position {at}, so there is no snapshot of position {position}")
+        if (place := int(self._pages.snapshots[page])) > 0:
+            self._owners.move_to_end(place)
+            return
+        place = len(self._owners) + 1
+        if place > self.count:
+            place = next(place for place in self._owners if place not in self._restored)
+            if self._pages.snapshots[owner := self._owners[place]] == place:
+                self._pages.snapshots[owner] = 0
+        for own, copy in self._pairs(slot, position, place):
+            copy.copy_(own)
+        self._owners[place] = page  # only now: whatever ends the run before leaves none that is half a copy
+        self._owners.move_to_end(place)
+        self._pages.snapshots[page] = place
+
+    def restore(self, slot: int, prefix: Prefix) -> None:
+        """Let a slot go on behind a prefix that ends with a snapshot, as `shared` gives it."""
+        place = int(self._pages.snapshots[prefix.pages[-1]])
+        self._owners.move_to_end(place)
+        self._restored[place] = None
+        self._restored.move_to_end(place)
+        if len(self._restored) > self.count // 2:
+            self._restored.popitem(last=False)
+        self.states.reach(slot + 1)
+        for own, copy in self._pairs(slot, prefix.shared, place):
+            own.copy_(copy)
+        self.states.at[slot] = prefix.shared
+
+    def _pairs(self, slot: int, position: int, place: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Where a slot has what a snapshot of a position holds, and where the place has it."""
+        for shape, layer, copies in zip(self.states.shapes, self.states.layers, self._copies, strict=True):
+            if shape is None or layer is None or copies is None:
+                continue
+            convolved, state = copies
+            yield layer.state[slot], state[place - 1]
+            for i in range(shape.taps - 1):
+                row = (position - shape.taps + 1 + i) % layer.convolved.shape[1]
+                yield layer.convolved[slot, row], convolved[place - 1, i]
+
+
+def _sizes(shape: StateShape) -> tuple[tuple[int, ...], ...]:
+    """The sizes of what a snapshot has of a layer: the rows that its convolution reads again, and its states."""
+    return (shape.taps - 1, shape.channels), (shape.heads, shape.size, shape.values)
