@@ -59,7 +59,7 @@ def snapshot_of_a_draft(patch: Patch) -> None:
         ends = self._scheduler._block_ends
         for window in ran.windows if ends is not None else ():
             position = (window.start + len(window.tokens)) // BLOCK * BLOCK
-            if ends is not None and position > window.start + 1 > len(window.tokens) - window.drafted:
+            if ends is not None and window.drafted and position > window.start + 1:
                 states, block = ends.snapshots.states, position // BLOCK - 1
                 at, states.at[window.slot] = int(states.at[window.slot]), position
                 ends.snapshots.keep(window.slot, position, int(ends._pages.tables[window.slot, block]))

@@ -138,6 +138,8 @@ class Check:
             self._until = None
         prompts = {r.id: engine.encode(r) for r in pool.requests if (r.id, 0) in reference}
         pool.learn(reference, prompts, lambda request: size(engine, request)[1], PAGE)
+        for seen in self.reference(Case(Setting(), pool.crossing)).values():
+            pool.cross(seen.tokens)
 
     def _fitting(self, requests: list[Request], until: float | None, start: float) -> list[Request]:
         """As many of the requests, with as many new tokens, as leave the settings time; says so if it is less."""

@@ -27,6 +27,7 @@ _CROWD = 6  # requests for a cache that holds few of them at a time
 _GROWING = "growing"  # what the ids of requests begin with that outgrow such a cache together
 _MUSING, _MUSED = 3, 22  # requests that think while they generate, and their tokens: not whole chunks of four
 _WIDEST = Setting(batch="all", drafter="oracle", draft_tokens=64)  # requests of all kinds that such a cache holds
+_BEFORE_END, _BEHIND_END = 4, 5  # tokens of a prompt that ends before a block does, and that its completion goes on
 _GROWTH = 20  # tokens that they generate: the first one to need a page is to be there when the second one needs it
 
 
@@ -45,6 +46,7 @@ class Pool:
         following: a prompt that continues another request's completion, once that is known.
         variants: prompts of whole blocks that differ in one token of a block: its first, its last, one between, one of
             the block before.
+        crossing: a prompt whose completion goes over a block end; then one that continues it, once that is known.
         musing: of a thinking model, requests whose completions think: they repeat the tokens of a chunk that did.
         growing: two prompts that together outgrow a cache made for the longest request.
     """
@@ -58,6 +60,7 @@ class Pool:
     tokens: dict[str | int, tuple[int, ...]] = field(default_factory=dict)
     following: Request | None = None
     variants: list[Request] = field(default_factory=list)
+    crossing: list[Request] = field(default_factory=list)
     musing: list[Request] = field(default_factory=list)
     growing: list[Request] = field(default_factory=list)
 
@@ -71,7 +74,7 @@ class Pool:
         if self.following is not None:
             chosen = [*chosen, self.following, *self.musing]
         if setting.prefix_cache != "off" and not setting.preemption:
-            chosen = [*chosen, *self.variants]
+            chosen = [*self.crossing[:1], *chosen, *self.variants, *self.crossing[1:]]
         if setting.preemption:
             chosen = [*chosen, *(self._lengthened(r, setting.draft_tokens or 0) for r in self.growing)]
         if (setting.draft_tokens or 0) > max(r.params.max_tokens for r in self.requests):
@@ -131,8 +134,16 @@ class Pool:
         self.musing = self._musing(reference, prompts)
         text = [token for request in self.requests for token in prompts[request.id]]
         self.variants = self._variants(text, page)
+        params = SamplingParams(max_tokens=_BEFORE_END + _BEHIND_END, ignore_eos=True)
+        self.crossing = [self._of_tokens("crossing", _repeated(text[1:] or text, page - _BEFORE_END), params)]
         others = self._neighbours(Setting(neighbours="others"))
         self.growing = self._growing(text, page, max(map(size, [*self.watched(_WIDEST), *others])))
+
+    def cross(self, tokens: tuple[int, ...]) -> None:
+        """Continue the prompt whose completion goes over a block end, by that completion and a little more."""
+        prompt = self.crossing[0].token_ids or ()
+        whole = [*prompt, *tokens, *prompt[:3]]
+        self.crossing.append(self._of_tokens("crossed", whole, SamplingParams(max_tokens=3)))
 
     def _musing(self, reference: Mapping[Key, Observed], prompts: Mapping[str | int, list[int]]) -> list[Request]:
         """Prompts that thought, continued by the tokens of the last chunk that did, in any order.

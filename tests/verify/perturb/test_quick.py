@@ -11,10 +11,13 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers import faults
+from helpers.families import DESCRIBED
+from helpers.snapshot_faults import SNAPSHOT_FAULTS
 from helpers.thinking_faults import THINKING_FAULTS
 
 pytestmark = pytest.mark.slow
@@ -76,5 +79,16 @@ def test_fault_of_a_model_that_thinks(fault: str, tmp_path: Path) -> None:
     done = _quick([sys.executable, faults.__file__, fault], tmp_path, *THINKING, most=2 * MINUTE)
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"^first module +.+$", done.stdout, re.MULTILINE), done.stdout
+    (finding,) = json.loads((tmp_path / "result.json").read_text())["findings"]
+    assert finding["error"] is None
+
+
+@pytest.mark.parametrize("fault", sorted(SNAPSHOT_FAULTS))
+def test_fault_of_a_model_with_states(fault: str, tmp_path: Path, random_model: Callable[..., Path]) -> None:
+    config = DESCRIBED["qwen3_5_text"]()
+    config.vocab_size = 4096
+    model = ["--target", str(random_model(config))]
+    done = _quick([sys.executable, faults.__file__, fault], tmp_path, *model, most=2 * MINUTE)
+    assert done.returncode == 1, done.stdout + done.stderr
     (finding,) = json.loads((tmp_path / "result.json").read_text())["findings"]
     assert finding["error"] is None

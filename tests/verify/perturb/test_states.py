@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.checks import Silent, first_failure, sweep
 from helpers.families import DESCRIBED, ROWS
+from helpers.snapshot_faults import SNAPSHOT_FAULTS
 from helpers.state_faults import CONVOLUTION_FAULTS, STATE_FAULTS
 
 from detgen import Engine, EngineConfig
@@ -17,16 +18,21 @@ from detgen.verify.perturb.pool import Pool
 from detgen.verify.perturb.running import Subject
 
 SETTINGS = [
-    Setting(batch=3, drafter="adversary", draft_tokens=4, neighbours="broken"),
+    Setting(batch=3, drafter="adversary", draft_tokens=4, neighbours="broken", prefix_cache="cold"),
     Setting(batch=3, preemption=True, drafter="ngram", draft_tokens=3),
     Setting(batch=8, drafter="oracle", draft_tokens=64, sampling="stop", prefix_cache="warm"),
-    Setting(batch=8, chunk=7, neighbours="long", drafter="self", draft_tokens=3),
-    Setting(batch=3, chains=True, sampling="T=1.3 n=2", order="reversed"),
+    Setting(batch=8, chunk=7, neighbours="long", drafter="self", draft_tokens=3, prefix_cache="cold"),
+    Setting(batch=3, chains=True, sampling="T=1.3 n=2", order="reversed", prefix_cache="warm"),
 ]
 
 
-# Of deltas, of convolutions alone, of a state space beside an attention.
-FAULTS = {"qwen3_5_text": STATE_FAULTS, "lfm2": CONVOLUTION_FAULTS, "falcon_h1": STATE_FAULTS}
+# Of deltas, of convolutions alone, of a state space beside an attention. What a draft leaves of a convolution is right
+# where its last tokens are.
+FAULTS = {
+    "qwen3_5_text": STATE_FAULTS | SNAPSHOT_FAULTS,
+    "lfm2": CONVOLUTION_FAULTS | {name: f for name, f in SNAPSHOT_FAULTS.items() if name != "snapshot_of_a_draft"},
+    "falcon_h1": STATE_FAULTS | SNAPSHOT_FAULTS,
+}
 
 
 @pytest.fixture(scope="module", params=FAULTS)
@@ -65,6 +71,6 @@ def test_sound_engine_passes(check: Check) -> None:
 @pytest.mark.parametrize(
     ("family", "fault"), [(family, fault) for family, faults in FAULTS.items() for fault in faults], indirect=["family"]
 )
-def test_found(fault: str, monkeypatch: pytest.MonkeyPatch, check: Check) -> None:
-    STATE_FAULTS[fault](monkeypatch)
+def test_found(family: str, fault: str, monkeypatch: pytest.MonkeyPatch, check: Check) -> None:
+    FAULTS[family][fault](monkeypatch)
     assert first_failure(check, SETTINGS).error is None
