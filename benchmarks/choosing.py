@@ -116,8 +116,6 @@ def flat(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarray:
 
 def embedded(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarray:
     """Logits of the embedded model, repeated with noise up to the vocabulary."""
-    import torch
-
     from detgen import Engine, Request, SamplingParams
 
     class Seen:
@@ -126,13 +124,13 @@ def embedded(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarra
         chains = False
 
         def __init__(self) -> None:
-            self.logits: list[torch.Tensor] = []
+            self.logits: list[np.ndarray] = []
 
-        def committed(self, seq: object, first: int, logits: torch.Tensor) -> None:
+        def committed(self, seq: object, first: int, logits: np.ndarray) -> None:
             """Of committed tokens."""
-            self.logits.append(logits.clone())
+            self.logits.append(logits.copy())
 
-        def finished(self, seq: object, keys: torch.Tensor, values: torch.Tensor) -> None:
+        def finished(self, seq: object, keys: np.ndarray, values: np.ndarray) -> None:
             """Nothing to keep."""
 
     seen = Seen()
@@ -141,7 +139,7 @@ def embedded(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarra
         [Request(0, 0, prompt=prompt, params=SamplingParams(max_tokens=rows, ignore_eos=True))], seen
     ):
         pass
-    own = torch.cat(seen.logits)[:rows].numpy()
+    own = np.concatenate(seen.logits)[:rows]
     wide = np.tile(own, (1, -(-vocabulary // own.shape[1])))[:, :vocabulary]
     return wide + 0.3 * draw.standard_normal(wide.shape)
 

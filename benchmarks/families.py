@@ -78,7 +78,7 @@ class Trace:
 
     def committed(self, seq: Any, first: int, logits: Any) -> None:
         """Called for each round."""
-        self.logits.setdefault(seq.request.id, []).append(logits.clone())
+        self.logits.setdefault(seq.request.id, []).append(logits.copy())
 
     def finished(self, seq: Any, keys: Any, values: Any) -> None:
         """Called at the end of a sequence."""
@@ -86,9 +86,10 @@ class Trace:
 
 def generated(engine: Any, prompts: list[list[int]]) -> dict[int, tuple[list[int], Any]]:
     """Tokens and their logits by prompt."""
-    import torch
+    import numpy as np
 
     from detgen import Request, SamplingParams
+    from detgen.program.arrays import tensor
 
     params = SamplingParams(max_tokens=NEW, ignore_eos=True)
     requests = [Request(i, str(i), token_ids=tuple(p), params=params) for i, p in enumerate(prompts)]
@@ -98,7 +99,7 @@ def generated(engine: Any, prompts: list[list[int]]) -> dict[int, tuple[list[int
         for one in batch:
             if one.error:
                 raise RuntimeError(f"prompt of {one.prompt_tokens} tokens: {one.error}")
-            found[int(one.request.id)] = list(one.token_ids), torch.cat(trace.logits[one.request.id])
+            found[int(one.request.id)] = list(one.token_ids), tensor(np.concatenate(trace.logits[one.request.id]))
     return found
 
 

@@ -9,8 +9,27 @@ import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 _OF_A_DATABASE = 3  # files: it, its log, and its folder while that is synced
+
+
+class Device(NamedTuple):
+    """Where models run.
+
+    Attributes:
+        type: "cpu" or "cuda".
+        number: which of several; None for the first, or the only one.
+    """
+
+    type: str
+    number: int | None = None
+
+    def __str__(self) -> str:
+        return self.type if self.number is None else f"{self.type}:{self.number}"
+
+
+CPU = Device("cpu")
 
 
 def cpu_name() -> str:

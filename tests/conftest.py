@@ -81,9 +81,12 @@ def demo_models() -> DemoModels:
 @pytest.fixture(autouse=True)
 def _keep_threads() -> Iterator[None]:
     """Each test finds the thread count that the process began with."""
+    from detgen.kernels.c import threads
+
     torch: Any = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else 0
     yield
+    threads._asked = None
     if before and torch.get_num_threads() != before:
         torch.set_num_threads(before)
 

@@ -78,9 +78,9 @@ for line in sys.stdin:
 # Has the stand-in passed its self-test, which takes long in the interpreter; see test_self_test.
 TRIED = """
 import torch
+from detgen.machine import Device
 from detgen.runner.trying import keep, verdict_path
-device = torch.device("cuda")
-keep(verdict_path(device, torch.cuda.get_device_name(device)), [])
+keep(verdict_path(Device("cuda"), torch.cuda.get_device_name()), [])
 """
 
 

@@ -402,6 +402,8 @@ from detgen.kernels.attention import AttentionTraits, attend_blocks
 from detgen.kernels.c.call import Call
 from detgen.kernels.c.panels import panels
 from detgen.kernels.sampling import Choice, Choices, choose
+from detgen.machine import CPU
+from detgen.program.arrays import FLOAT32, each, tensor
 from detgen.runner.kv_cache import KVCache
 from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import Window, Windows, pack
@@ -439,7 +441,7 @@ scores = torch.einsum("shrd,skhd->shrk", q, k).clamp(-3.0, 3.0)
 want = torch.einsum("shrk,skhd->shrd", scores.softmax(-1), v)
 torch.testing.assert_close(attend_blocks(q, k, v, torch.zeros(2, 1, 6, 64), AttentionTraits(1.0, bound=3.0)), want)
 
-cache = KVCache([(2, 16, 16)], BlockManager(2), torch.float32, torch.device("cpu"))
+cache = KVCache([(2, 16, 16)], BlockManager(2), FLOAT32, CPU)
 cache.pages.lay_out(1, 64)
 packed = pack(Windows.of([Window(0, 0, [0] * 64, 0)]), cache.pages.tables, 1)
 last = q[0, :, :1].transpose(0, 1)
@@ -476,9 +478,9 @@ blocks[:, 64:] %= 60  # finite scales
 file.write_bytes(blocks.tobytes())
 weight = Place(file, "TQ2_0", (35, 512), 0).read()
 want = torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType.TQ2_0)).view(35, 512)
-assert torch.equal(weight.weight(), want)
+assert torch.equal(tensor(weight.weight()), want)
 few, numbers, read, to = panels([weight]), torch.randn(40, 512), Buffer("x", 512), Buffer("to", 35)
-assert few.data.numel() == 2 * 512 * 8, "not four weights a byte"
+assert few.data.size == 2 * 512 * 8, "not four weights a byte"
 layer = Program(read)
 layer.add(Linear(name="linear", x=read, to=Into(to), weight=few))
 product, along = torch.empty(40, 35), torch.arange(40)
@@ -499,7 +501,7 @@ TritonRunner(program).run(rows, {Buffer("x", 21): x, Buffer("to", 21): found})
 assert torch.equal(found, x.clamp(-0.5, 0.5))
 
 found = torch.empty(40, 35)
-triton_linear.linear(numbers, few, found)
+triton_linear.linear(numbers, each(few, tensor), found)
 assert torch.equal(found, product)
 
 choices = Choices.of([Choice(1.1, top_n_sigma=1.0, seed=seed) for seed in range(8)])

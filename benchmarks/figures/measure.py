@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,8 @@ from detgen.bench.peers.detgen_engine import DetgenPeer, generate
 
 if TYPE_CHECKING:
     import torch
+
+    from detgen.machine import Device
 
 Data = dict[str, Any]
 
@@ -40,7 +41,7 @@ def linear_layers(peer: DetgenPeer, repeats: int, most_rows: int = 2048) -> Data
     generator = torch.Generator().manual_seed(peer.source.seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator).to(device)
+        return torch.randn(rows, columns, generator=generator).to(str(device))
 
     weight = matrix(config.intermediate_size, config.hidden_size)
     packed = _row_invariant(weight)
@@ -67,13 +68,14 @@ def _row_invariant(weight: torch.Tensor) -> Callable[[torch.Tensor], object]:
         return NativeLinear(weight)
     from detgen.kernels.c.panels import joined
     from detgen.kernels.triton.linear import linear
+    from detgen.program.arrays import each, tensor
 
     joint = joined([weight.cpu()], [])
-    moved = replace(joint, data=joint.data.to(weight.device))
+    moved = each(joint, lambda x: tensor(x).to(weight.device))
     return lambda x: linear(x, moved, x.new_empty(len(x), len(weight)))
 
 
-def _interleaved(functions: list[Callable[[], object]], repeats: int, device: torch.device) -> list[float]:
+def _interleaved(functions: list[Callable[[], object]], repeats: int, device: Device) -> list[float]:
     """Median milliseconds of each function, called in turn; two calls of each warm up."""
     import torch
 
@@ -84,7 +86,7 @@ def _interleaved(functions: list[Callable[[], object]], repeats: int, device: to
                 started = time.perf_counter()
                 function()
                 if device.type == "cuda":
-                    torch.cuda.synchronize(device)
+                    torch.cuda.synchronize(str(device))
                 taken.append((time.perf_counter() - started) * 1e3)
     return [median(taken[2:]) for taken in times]
 

@@ -9,7 +9,8 @@ import torch
 
 from detgen.kernels.triton import linear
 from detgen.kernels.triton.runner import TritonRunner
-from detgen.kernels.triton.self_test import moved, rows_of
+from detgen.kernels.triton.self_test import rows_of
+from detgen.program.arrays import each, tensor
 from detgen.program.program import Program
 from gpu.ceilings import roof
 from gpu.notebook import Asked, Notebook
@@ -53,7 +54,7 @@ def _tiles(rows: int) -> Iterator[None]:
 def _time(
     book: Notebook, asked: Asked, one: Made, counts: tuple[int, ...], positions: int, bandwidth: float, rate: float
 ) -> None:
-    step = moved(one.step, asked.device)
+    step = each(one.step, lambda x: tensor(x).to(asked.device))
     for count in counts:
         with book.part(f"{one.name}, {count} rows"):
             rows = rows_of(count, positions).to(asked.device)

@@ -17,8 +17,10 @@ from detgen.bench.random_weights import random_model
 from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
+from detgen.machine import Device
 from detgen.models.attaching import attach
 from detgen.models.loading import LoadedModel
+from detgen.program.arrays import FLOAT32, array, tensor
 from detgen.runner import preparing
 from detgen.runner.block_manager import PAGE, BlockManager
 from detgen.runner.kv_cache import KVCache
@@ -59,14 +61,14 @@ class Built(NamedTuple):
     @property
     def weight_bytes(self) -> int:
         """Of all weights that a pass reads."""
-        return self.weights * self.forward.cache.values[0].element_size()
+        return self.weights * int(self.forward.cache.values[0].itemsize)
 
 
 def build(asked: Asked, slots: int) -> Built:
     """A model of random weights whose cache holds the contexts of `slots` requests, or of those that fit."""
-    device = torch.device(asked.device)
+    device = Device(asked.device)
     dtype, name = torch.float32 if asked.tiny else torch.bfloat16, asked.model
-    model = random_model(name, "target", dtype, device, 0).cpu()  # a processor draws billions for minutes
+    model = random_model(name, "target", dtype, asked.device, 0).cpu()  # a processor draws billions for minutes
     if device.type == "cuda":
         torch.cuda.empty_cache()
     config = model.config
@@ -78,13 +80,13 @@ def build(asked: Asked, slots: int) -> Built:
     of_slot, least = (-(-positions // PAGE) for positions in (context + _CHAINED, _READ[-1]))
     pages = slots * of_slot
     if device.type == "cuda":
-        position = KVCache.position_bytes(layout.cached, torch.float32)
-        pages = min(pages, (torch.cuda.mem_get_info(device)[0] - _SPARE) // (position * PAGE))
+        position = KVCache.position_bytes(layout.cached, FLOAT32)
+        pages = min(pages, (torch.cuda.mem_get_info(asked.device)[0] - _SPARE) // (position * PAGE))
     pages = max(pages, least)
     loaded = LoadedModel(name, model, TokenIds(), "", 1 << 16, frozenset())
-    forward = preparing._on_cuda(loaded, model, layout, BlockManager(pages), device, torch.float32)
+    forward = preparing._on_cuda(loaded, model, layout, BlockManager(pages), device, FLOAT32)
     for buffer in (*forward.cache.keys, *forward.cache.values):
-        buffer.normal_()
+        tensor(buffer).normal_()
     width = sum(layout.group * kv_heads * size for kv_heads, _, size in layout.cached)
     return Built(forward, len(layout.cached), weights, head, width, context, pages // of_slot)
 
@@ -109,13 +111,13 @@ def measure(book: Notebook, asked: Asked) -> None:
     built = build(asked, decoded[-1])
     book.note("model", {"weights": built.weights, "decoder": built.forward.decoder.kind, "slots": built.slots})
     book.say(f"{asked.model}: {built.weights / 1e9:.2f} billion weights, {built.forward.decoder.kind}")
-    logits: dict[int, torch.Tensor] = {}
+    logits: dict[int, np.ndarray] = {}
     for rows in decoded:
         name = f"batch {rows}, context {built.context:,}"
         with book.part(name):
             windows = decode(built, rows)
             with _anew(built.forward):
-                logits[rows] = built.forward.run(windows)[0].clone()
+                logits[rows] = array(built.forward.run(windows)[0]).copy()
             _note(book, built, name, windows, bandwidth, rate)
     first = next(iter(logits.values()), None)
     other = [rows for rows, mine in logits.items() if first is not None and not same_bits(mine, first)]
@@ -162,7 +164,7 @@ def _chained(built: Built, rows: int) -> bool:
     _, scores = forward.chain(windows, np.full(rows, _CHAINED))
     found = [np.asarray(x).reshape(rows, _CHAINED) for x in scores]
     for step in range(_CHAINED):
-        wanted = unpack(choose_by(forward.run(windows), None).cpu())
+        wanted = unpack(choose_by(tensor(forward.run(windows)), None).cpu())
         if any(a[:, step].tobytes() != np.asarray(b).tobytes() for a, b in zip(found, wanted, strict=True)):
             return False
         tokens = wanted.tokens.tolist()

@@ -65,6 +65,7 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         from detgen.models.families import FAMILIES
         from detgen.models.loading import DTYPES, pick_device
         from detgen.models.settings import context_of, load_settings
+        from detgen.program.operands import name_of
         from detgen.thinking.configuration import ThinkingStatesConfig
 
     engine = config.engine
@@ -93,8 +94,8 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
     text = found.get_text_config()
     dtype = engine.dtype
     if dtype == "auto":
-        kind: Any = torch.float32 if device.type == "cpu" else getattr(found, "dtype", None)
-        dtype = {known: name for name, known in DTYPES.items()}.get(kind, "bfloat16")
+        asked = "float32" if device.type == "cpu" else name_of(getattr(found, "dtype", None))
+        dtype = next((known for known in DTYPES if known == asked), "bfloat16")
     # What a known family has of its own is found out where the model is loaded.
     native = type(model).__name__ in FAMILIES and device.type == "cpu"
     render, tokenize = chat_renderer(tokenizer), Tokenize(tokenizer, name)
@@ -145,10 +146,11 @@ def loaded(source: ModelSource, role: str, weights: str | None = None, *, as_sto
 def own_forward(source: ModelSource, role: str) -> Any:
     """The model as transformers runs it: its weights on the benchmark's device, in the benchmark's number format."""
     from detgen.models.loading import DTYPES
+    from detgen.program.arrays import torch_dtype
 
     model = loaded(source, role).whole()
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(DTYPES[source.engine.dtype])
+        parameter.data = parameter.data.to(torch_dtype(DTYPES[source.engine.dtype]))
     return model.to(source.engine.device)
 
 
@@ -156,11 +158,13 @@ def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
     import torch
 
     from detgen.models.loading import DTYPES, FORMS, LoadedModel, load_model
+    from detgen.program.arrays import torch_dtype
 
     engine = source.engine
     quant = engine.target_quant if role == "target" else engine.draft_quant
     if source.random_weights is not None:
-        model = random_model(source.random_weights, role, DTYPES[engine.dtype], engine.device, source.seed).cpu()
+        wanted = torch_dtype(DTYPES[engine.dtype])
+        model = random_model(source.random_weights, role, wanted, engine.device, source.seed).cpu()
         torch.cuda.empty_cache()  # what is free there counts when detgen takes memory for keys and values
         name, form = f"random:{source.random_weights}:{role}", FORMS.get(quant, "none")
         rounded = None if engine.dtype == "float32" else DTYPES[engine.dtype]

@@ -49,10 +49,10 @@ MovedPrompts = Annotated[
 ]
 
 
-def load_torch(display: QuietDisplay) -> None:
-    """Import PyTorch, which takes seconds, after all checks that do not need it."""
-    display.stage("loading PyTorch")
-    from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
+def import_engine(display: QuietDisplay) -> None:
+    """Import the engine, after all checks that do not need it."""
+    display.stage("loading the engine")
+    from detgen.engine import Engine  # noqa: F401 (before its other modules: it holds Ctrl-C back)
 
 
 def answered(answer: dict[str, Any], json_file: Path | None, display: QuietDisplay) -> int:

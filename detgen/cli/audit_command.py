@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detgen.cli.answering import JsonFile, MovedPrompts, answered, load_torch
+from detgen.cli.answering import JsonFile, MovedPrompts, answered, import_engine
 from detgen.cli.declared import command, epilog
 from detgen.declaring import Part
 from detgen.engine.config import EngineConfig
@@ -54,7 +54,7 @@ def audit(out: Path, prompts: str | None, engine: EngineConfig, json_file: Path 
 
     with display:
         check_early(out, engine, prompts, display)
-        load_torch(display)
+        import_engine(display)
         from detgen.verify.replay.audit import audit_run
 
         result = audit_run(out, engine, prompts, display)

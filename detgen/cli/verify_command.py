@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from detgen.cli.answering import JsonFile, answered, load_torch, writable
+from detgen.cli.answering import JsonFile, answered, import_engine, writable
 from detgen.cli.audit_command import audit
 from detgen.cli.declared import command, epilog
 from detgen.verify.perturb.interface import CheckConfig
@@ -93,7 +93,7 @@ def _check(config: CheckConfig, save: Path, display: QuietDisplay) -> dict[str, 
         if config.prompts is not None:
             open_prompts(config.prompts)
         check_sources(config.engine, display)
-        load_torch(display)
+        import_engine(display)
         from detgen.verify.explain.explaining import explain
         from detgen.verify.perturb.whole import run_check
 
@@ -114,7 +114,7 @@ def _replay(path: Path, display: QuietDisplay, *, trusted: bool) -> dict[str, An
     with display:
         if not path.exists():
             raise CheckError(f"cannot read {path}: there is no such file")
-        load_torch(display)
+        import_engine(display)
         from detgen.verify.explain.reproduction import again
 
         found = again(path, display, trusted=trusted)

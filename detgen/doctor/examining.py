@@ -158,10 +158,11 @@ def _gpu() -> Finding:
 
     if not torch.cuda.is_available():
         return Finding("GPU", "none that PyTorch can use; models run on the processor")
+    from detgen.machine import Device
     from detgen.runner.trying import kept, verdict_path
 
     name = torch.cuda.get_device_name(0)
-    different = kept(verdict_path(torch.device("cuda"), name))
+    different = kept(verdict_path(Device("cuda"), name))
     if different:
         return Finding("GPU", f"{name}, whose kernels have other bits than the processor's", "--device cpu")
     state = "the first run tries it" if different is None else "it has passed its self-test"

@@ -11,11 +11,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from detgen.drafters.protocol import Draft, Drafter, Drafting
 from detgen.kernels.input_batch import MOST_ROWS, Window, Windows, fill_passes
 from detgen.kernels.sampling import Choice, choose
+from detgen.program.arrays import Array, stacked
 from detgen.runner.model_runner import ModelRunner
 
 
@@ -131,9 +131,9 @@ class PassDrafter(Drafter):
             self._wrote(read, draft[:-1])
         return drafts
 
-    def _read(self, reads: list[Window]) -> torch.Tensor:
+    def _read(self, reads: list[Window]) -> Array:
         """Read windows, in several passes if need be; the logits of the last token of each."""
-        ends: dict[int, torch.Tensor] = {}
+        ends: dict[int, Array] = {}
         for batch in fill_passes(Windows.of([]), reads, MOST_ROWS):
             ends.update(zip([w.slot for w in batch if w.logits], self.runner.run(batch), strict=True))
-        return torch.stack([ends[read.slot] for read in reads])
+        return stacked([ends[read.slot] for read in reads])

@@ -11,7 +11,6 @@ from itertools import chain, takewhile
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from detgen.drafters.protocol import Drafter
 from detgen.engine.mask_making import MaskMaker
@@ -25,6 +24,7 @@ from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.kernels.input_batch import Ends, Windows
 from detgen.kernels.logprobs import Scores
+from detgen.program.arrays import Array
 from detgen.runner.model_runner import ModelRunner
 
 
@@ -79,7 +79,6 @@ class Decoding:
         self._masks = MaskMaker(scheduler.live, every=target.device.type == "cuda")
         self._policy = Policy(drafter, drafter.draft_tokens or draft_tokens, target)
 
-    @torch.inference_mode()
     def step(self) -> list[Sequence]:
         """Run one round.
 
@@ -182,7 +181,7 @@ class Decoding:
         lengths = self._policy.spans(live, slots, scheduler.room(slots), most, waiting=bool(scheduler.waiting))
         to_end = live.eos[slots] & (live.length[slots] - live.prompt[slots] >= live.least[slots])
         ends = Ends(live.eos_ids[:, 0].copy(), to_end)
-        results: torch.Tensor | Scores
+        results: Array | Scores
         broken: list[int] = []
         if plain:
             tokens, results = self._target.chain(windows, lengths, ends)

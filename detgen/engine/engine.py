@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.registry import Parts, available, drafter_of
@@ -40,13 +38,13 @@ from detgen.engine.stopping import Stopping
 from detgen.engine.streaming_rounds import StreamingRounds
 from detgen.engine.turns import Turns
 from detgen.errors import EngineError
+from detgen.kernels.c.threads import use_threads
 from detgen.kernels.input_batch import MOST_ROWS
 from detgen.models.loading import LoadedModel, pick_device
 from detgen.params import SamplingParams
 from detgen.progress import Observer, Unobserved
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.preparing import Prepared, prepare
-from detgen.runner.slot_thoughts import Thinking
 from detgen.runner.trying import trusted
 
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
@@ -57,6 +55,9 @@ _SETTINGS = frozenset(
         *("speculative_prefill", "kv_memory"),
     }
 )
+
+if TYPE_CHECKING:
+    from detgen.runner.slot_thoughts import Thinking
 
 
 class Engine:
@@ -99,7 +100,7 @@ class Engine:
             config = EngineConfig(target=config)
         config = replace(config, **settings)
         if config.threads is not None:
-            torch.set_num_threads(config.threads)
+            use_threads(config.threads)
         device = pick_device(config.device)
         if device.type == "cuda":
             device = trusted(device, observer, named=config.device != "auto")

@@ -13,13 +13,12 @@ if TYPE_CHECKING:
 
 
 def load_engine(config: EngineConfig, observer: Observer) -> Engine:
-    """Check the models that are named, fetch what is on the hub, then load PyTorch and the models.
+    """Check the models that are named, fetch what is on the hub, then load the models.
 
     Raises:
         EngineError: an engine cannot be built; the message names the remedy.
     """
     check_sources(config, observer)
-    observer.stage("loading PyTorch")
     from detgen.engine import Engine
 
     return Engine(config, observer=observer)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
 
 from detgen.engine.config import EngineConfig
 from detgen.engine.sources import check_adapted, uses_draft
@@ -12,6 +13,7 @@ from detgen.errors import DEMO, QuantName
 from detgen.models.fitting import check_vocabularies
 from detgen.models.loading import DTYPES, LoadedModel, Role, load_model
 from detgen.models.memory import check_room
+from detgen.program.arrays import BFLOAT16, FLOAT32
 from detgen.progress import Observer
 
 _ROOM = 512  # MiB that transformers and small models take
@@ -44,7 +46,7 @@ def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, 
     return target, draft
 
 
-def kv_dtype(config: EngineConfig, target: LoadedModel) -> torch.dtype:
+def kv_dtype(config: EngineConfig, target: LoadedModel) -> np.dtype[Any]:
     """The number format of keys and values: what is asked for, else that of the inputs of linear layers."""
-    rounded = torch.bfloat16 if target.rounded == torch.bfloat16 else torch.float32
+    rounded = BFLOAT16 if target.rounded == BFLOAT16 else FLOAT32
     return DTYPES.get(config.kv_dtype, rounded)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from detgen.drafters.protocol import Drafter
 from detgen.engine.pass_results import Ran, Verified, WantedRows
@@ -28,6 +27,7 @@ from detgen.kernels.logprobs import Judged, Scores, judge_rows
 from detgen.kernels.pass_cost import PassCost
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choices, choose, scored
+from detgen.program.arrays import Array, array
 from detgen.runner.kv_cache import KVCache
 
 _BROKEN = -2  # in place of the token that a row chooses which is not finite
@@ -43,11 +43,11 @@ class Trace(Protocol):
 
     chains: bool
 
-    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+    def committed(self, seq: Sequence, first: int, logits: Array) -> None:
         """Logits float32 [n, vocabulary] of the completion's tokens first, first + 1, ..., about to be committed."""
         ...
 
-    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def finished(self, seq: Sequence, keys: np.ndarray, values: np.ndarray) -> None:
         """KV entries [layers, cached positions, kv_heads * head_size] of a finished sequence."""
         ...
 
@@ -129,9 +129,9 @@ class OutputProcessor:
             picked, tokens, finite = None, results.tokens, results.finite
         else:
             picked = choose(results, choices)
-            tokens = picked.tokens.cpu().numpy()
+            tokens = array(picked.tokens)
             # Of a row that is not finite, the chosen logit is not finite either.
-            finite = np.isfinite(results.gather(-1, picked.tokens[:, None])[:, 0].cpu().numpy())
+            finite = np.isfinite(array(results[np.arange(len(tokens)), picked.tokens]))
         if broken:  # one measure for all rows: those that decode now may be read another time
             finite &= ~np.isin(rows.rows_of_pass(windows), broken)
         if choices is not None and choices.adjustments is not None:  # nor can a token be chosen where a mask fails
@@ -171,7 +171,7 @@ class OutputProcessor:
         rows, results, picked, committed = verified.rows, verified.results, verified.picked, verified.committed
         live, chained = self._scheduler.live, verified.chained
         if self.trace is not None and self.seen:
-            assert isinstance(results, torch.Tensor)
+            assert not isinstance(results, Scores)
             for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), committed.tolist(), strict=True):
                 if count:
                     self.trace.committed(live[slot], live[slot].generated, results[first : first + count])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from detgen.engine.records import NONE
 from detgen.kernels.input_batch import Windows
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Chosen
+from detgen.program.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Ran:
     """
 
     windows: Windows
-    results: torch.Tensor | Scores
+    results: Array | Scores
     broken: list[int]
     drafters: np.ndarray | None = None
     chained: bool = False
@@ -103,7 +103,7 @@ class Verified:
     """
 
     rows: WantedRows
-    results: torch.Tensor | Scores
+    results: Array | Scores
     picked: Chosen | None
     chosen: np.ndarray
     produced: np.ndarray

@@ -11,17 +11,21 @@ that was wrong costs its rows. With p the chance that no chunk before it thinks,
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import numpy as np
-import torch
 
 from detgen.engine.running_batch import RunningBatch
 from detgen.engine.stats import EngineStats
 from detgen.kernels.input_batch import Windows
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.pass_cost import PassCost
-from detgen.runner.slot_thoughts import Thinking
+from detgen.program.arrays import Array
 
-Results = torch.Tensor | Scores  # of a pass
+if TYPE_CHECKING:
+    from detgen.runner.slot_thoughts import Thinking
+
+Results: TypeAlias = "Array | Scores"  # of a pass
 
 _MOST = 1 << 30  # chunks
 _FADE = 0.8  # weight of the chunks before against the next one in a sequence's rate of thoughts
@@ -112,9 +116,6 @@ def cut(
     has_logits = positions >= np.repeat(end - windows.logits, windows.lengths)
     left = Windows(windows.slots, windows.starts, lengths, asked, windows.tokens[stands])
     wanted = stands[has_logits]
-    if isinstance(results, Scores):
-        results = results.only(wanted)
-    else:
-        results = results[torch.from_numpy(wanted).to(results.device)]
+    results = results.only(wanted) if isinstance(results, Scores) else results[wanted]
     places = stands.cumsum() - 1
     return left, results, [int(places[row]) for row in broken if stands[row]]

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
-import torch
 
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.scheduler import Scheduler
@@ -19,14 +18,15 @@ from detgen.engine.score_requests import Score
 from detgen.engine.scored import ScoredSequence
 from detgen.engine.stats import EngineStats
 from detgen.kernels.input_batch import Window, Windows
-from detgen.kernels.logprobs import judge_rows
+from detgen.kernels.logprobs import Scores, judge_rows
 from detgen.kernels.sampling import Chosen, choose
+from detgen.program.arrays import Array, array
 from detgen.runner.model_runner import ModelRunner
 
 _NONE = Windows.of(())
 
 # Told of logits, float32 [n, vocabulary], before a sequence's scored tokens first, first + 1, ... are judged by them.
-ScoreTrace = Callable[[ScoredSequence, int, torch.Tensor], None]
+ScoreTrace = Callable[[ScoredSequence, int, Array], None]
 
 
 class Scoring:
@@ -56,7 +56,6 @@ class Scoring:
         self._done: list[Score] = []
         self.trace: ScoreTrace | None = None
 
-    @torch.inference_mode()
     def step(self) -> list[Score]:
         """Run one pass.
 
@@ -72,7 +71,7 @@ class Scoring:
             results = self._target.run(windows, broken)
             if self._ahead is not None:
                 windows, found, broken = self._ahead.settle(live, windows, results, broken, self._stats)
-                assert isinstance(found, torch.Tensor)
+                assert not isinstance(found, Scores)
                 results = found
             self._judge(windows, results, broken)
         done, self._done = self._done, []
@@ -83,7 +82,7 @@ class Scoring:
         self._scheduler.clear()
         self._done.clear()
 
-    def _judge(self, windows: Windows, logits: torch.Tensor, broken: list[int]) -> None:
+    def _judge(self, windows: Windows, logits: Array, broken: list[int]) -> None:
         """Note what a pass says of the tokens behind its rows; end the sequences that were read, or broke off.
 
         Args:
@@ -144,7 +143,7 @@ def _behind(seq: ScoredSequence, window: Window) -> list[int]:
     return seq.scored[end - window.logits : end]
 
 
-def _judged(logits: torch.Tensor, tokens: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _judged(logits: Array, tokens: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What rows say of given tokens.
 
     Args:
@@ -157,9 +156,8 @@ def _judged(logits: torch.Tensor, tokens: list[int]) -> tuple[np.ndarray, np.nda
     """
     if not tokens:
         return np.zeros(0, bool), np.zeros(0, np.float32), np.zeros(0, bool)
-    best = choose(logits, None).tokens
+    best, given = array(choose(logits, None).tokens), np.array(tokens)
     # Of a row that is not finite, the largest logit is not finite either.
-    finite = np.isfinite(logits.gather(-1, best[:, None])[:, 0].cpu().numpy())
-    given = torch.tensor(tokens, device=logits.device)
+    finite = np.isfinite(array(logits[np.arange(len(best)), best]))
     judged = judge_rows(logits, Chosen(given, np.zeros(len(tokens))))
-    return finite, judged.chosen, (best == given).cpu().numpy()
+    return finite, judged.chosen, best == given

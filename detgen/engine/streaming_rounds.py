@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
-import torch
-
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.turns import Turns
+from detgen.kernels.c.threads import use_threads
 from detgen.runner.model_runner import ModelRunner
 
 _Done = TypeVar("_Done")
@@ -26,7 +25,7 @@ class StreamingRounds:
         stats: are brought up to date after each round.
         target: passes of the target.
         drafting: those that draft.
-        threads: of torch; None leaves them as they are.
+        threads: of passes; None leaves them as they are.
     """
 
     def __init__(
@@ -65,8 +64,7 @@ class StreamingRounds:
         scheduler = self._scheduler
         turn = self._turns.take()
         try:
-            # Also a thread that has run no operator yet is to have torch's number of threads.
-            torch.set_num_threads(self._threads or torch.get_num_threads())
+            use_threads(self._threads)
             more = True
             while more or scheduler.waiting or scheduler.live:
                 taken, more = _taken(sequences, scheduler.wants())

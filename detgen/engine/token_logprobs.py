@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from detgen.engine.request import TokenLogprobs
 
 
-def token_logprobs(logprobs: torch.Tensor, chosen: Sequence[float] | np.ndarray, wanted: int) -> list[TokenLogprobs]:
+def token_logprobs(logprobs: np.ndarray, chosen: Sequence[float] | np.ndarray, wanted: int) -> list[TokenLogprobs]:
     """Log-probabilities of the chosen tokens and of the most likely ones.
 
     Args:
@@ -22,9 +21,8 @@ def token_logprobs(logprobs: torch.Tensor, chosen: Sequence[float] | np.ndarray,
     return [TokenLogprobs(own, top) for own, top in zip(np.asarray(chosen).tolist(), tops, strict=True)]
 
 
-def _most_likely(logprobs: torch.Tensor, wanted: int) -> list[tuple[tuple[int, float], ...]]:
+def _most_likely(values: np.ndarray, wanted: int) -> list[tuple[tuple[int, float], ...]]:
     """Id and value of the `wanted` largest entries of each row, largest first."""
-    values = logprobs.cpu().numpy()
     rows, vocabulary = values.shape
     if not wanted:
         return [()] * rows

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from detgen.kernels import choosing
 from detgen.kernels.penalties import Mask
+from detgen.program.arrays import Array, array
 
 
 class Allowed(NamedTuple):
@@ -31,7 +31,7 @@ class Allowed(NamedTuple):
     logprobs: np.ndarray
 
 
-def best_allowed(logits: torch.Tensor, rows: np.ndarray | None, masks: Sequence[Mask | None]) -> Allowed:
+def best_allowed(logits: Array, rows: np.ndarray | None, masks: Sequence[Mask | None]) -> Allowed:
     """Choose the largest logits that may come.
 
     Args:
@@ -39,10 +39,10 @@ def best_allowed(logits: torch.Tensor, rows: np.ndarray | None, masks: Sequence[
         rows: int64 [rows], which to choose of; None for all.
         masks: of each of these; None where all may come.
     """
+    logits = array(logits)
     found = choosing.ranked(logits, rows)
     tokens, chosen, seconds = found.ids[:, 0].copy(), found.values[:, 0].copy(), found.values[:, 1].copy()
     finite = np.isfinite(found.logprobs[:, 0]) & np.isfinite(chosen)
-    every = logits.numpy()
     for i, (mask, ids, sound) in enumerate(zip(masks, found.ids.tolist(), finite.tolist(), strict=True)):
         if mask is None or not sound:
             continue
@@ -51,7 +51,7 @@ def best_allowed(logits: torch.Tensor, rows: np.ndarray | None, masks: Sequence[
             tokens[i], chosen[i] = ids[places[0]], found.values[i, places[0]]
             seconds[i] = found.values[i, places[1]] if places[1] >= 0 else -np.inf
         else:
-            tokens[i], chosen[i], seconds[i] = _best_of(every[i if rows is None else rows[i]], mask)
+            tokens[i], chosen[i], seconds[i] = _best_of(logits[i if rows is None else rows[i]], mask)
     # Of the row's largest, `x - x - rest`; so these are the bits of `x - largest - rest`.
     with np.errstate(invalid="ignore"):  # broken rows are chosen of below
         logprobs = chosen - found.values[:, 0] + found.logprobs[:, 0]
@@ -86,10 +86,10 @@ def _best_of(row: np.ndarray, mask: Mask) -> tuple[int, float, float]:
 
 
 def _broken(
-    logits: torch.Tensor, rows: np.ndarray | None, masks: Sequence[Mask | None], to: Allowed, left: np.ndarray
+    logits: np.ndarray, rows: np.ndarray | None, masks: Sequence[Mask | None], to: Allowed, left: np.ndarray
 ) -> None:
     """Choose of rows with entries that are not finite."""
-    part = logits[torch.from_numpy(left if rows is None else rows[left])]
+    part = logits[left if rows is None else rows[left]]
     changed = choosing.masked(part, [None if (mask := masks[i]) is None else mask.bits for i in left.tolist()])
     best, to.leads[left] = choosing.best(changed)
-    to.tokens[left], to.logprobs[left] = best.numpy(), choosing.logprobs(part, best, None, full=False)[0]
+    to.tokens[left], to.logprobs[left] = best, choosing.logprobs(part, best, None, full=False)[0]

@@ -7,11 +7,14 @@ nothing else. Keys are read from position 0 in whole blocks of BLOCK, which are 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from detgen.program.operands import PAGE
+
+if TYPE_CHECKING:
+    import torch
 
 BLOCK = PAGE  # keys per block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
 SHARING = 64  # query rows per KV head that share what is read of keys and values
@@ -60,7 +63,7 @@ def cut_pieces(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, most:
     return np.stack((slots, starts, lengths, rows), axis=1)
 
 
-def lay_out(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, group: int) -> torch.Tensor:
+def lay_out(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, group: int) -> np.ndarray:
     """Windows as native attention takes them: cut into pieces, for threads to take one after the other.
 
     Args:
@@ -74,7 +77,8 @@ def lay_out(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, group: i
     """
     pieces = cut_pieces(slots, starts, lengths, max(SHARING // group, 1))
     work = (pieces[:, 1] + pieces[:, 2]) * (pieces[:, 2] + 1)
-    return torch.from_numpy(pieces[np.argsort(-work, kind="stable")])
+    found: np.ndarray = pieces[np.argsort(-work, kind="stable")]
+    return found
 
 
 def attend_blocks(
@@ -92,6 +96,8 @@ def attend_blocks(
     Returns:
         [members, kv_heads, rows, head_size].
     """
+    import torch
+
     members, heads, rows, size = q.shape
     blocks = k.shape[1] // BLOCK
     kb = k.float().view(members, blocks, BLOCK, heads, size).permute(0, 3, 1, 4, 2)

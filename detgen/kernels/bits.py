@@ -1,17 +1,21 @@
-"""Compares tensors bit for bit."""
+"""Compares arrays, and tensors, bit for bit."""
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from detgen.program.arrays import Array, array
+
+_BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
-def bits(x: torch.Tensor) -> torch.Tensor:
+def bits(x: Array) -> np.ndarray:
     """The memory as integers, so that -0.0 differs from 0.0 and a NaN equals itself."""
-    return x.contiguous().view(_BITS[x.element_size()])
+    found = array(x)
+    return np.ascontiguousarray(found).view(_BITS[found.itemsize]).reshape(found.shape)
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and bits."""
-    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(bits(a), bits(b)))
+def same_bits(a: Array, b: Array) -> bool:
+    """Whether two have the same shape, number format and bits."""
+    mine, other = array(a), array(b)
+    return mine.shape == other.shape and mine.dtype == other.dtype and np.array_equal(bits(mine), bits(other))

@@ -1,7 +1,7 @@
 """Choosing by native/choosing.c and judging.c.
 
 Promise: the tokens and leads are those of `sampling.scores`, bit for bit; log-probabilities are those of
-docs/numerics.md. Logits are float32 on the CPU.
+docs/numerics.md. Logits are float32; tensors are on the CPU.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from detgen.kernels.c.layout import CANDIDATES, RANKED, Best, Draws, Judged, Masked, Rows
 from detgen.kernels.c.layout import Ranked as _Ranked
 from detgen.kernels.c.library import best_build
+from detgen.kernels.c.threads import threads
+from detgen.program.arrays import Array, array
 
 _FIELDS = frozenset(name for name, *_ in Draws._fields_)
 KNOWN = _FIELDS | {"min_p"}  # whose logarithm is the floor
@@ -51,7 +52,7 @@ class Ranked(NamedTuple):
     logprobs: np.ndarray
 
 
-def ranked(logits: torch.Tensor, rows: np.ndarray | None = None) -> Ranked:
+def ranked(logits: Array, rows: np.ndarray | None = None) -> Ranked:
     """The largest entries.
 
     Args:
@@ -66,20 +67,20 @@ def ranked(logits: torch.Tensor, rows: np.ndarray | None = None) -> Ranked:
     return made
 
 
-def best(logits: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
+def best(logits: Array) -> tuple[np.ndarray, np.ndarray]:
     """The largest entry of each row, the first one of ties, int64 [rows], and its lead, float64 [rows].
 
     Args:
         logits: [rows, vocabulary].
     """
     logits = _by_rows(logits)
-    tokens, leads = torch.empty(len(logits), dtype=torch.int64), np.empty(len(logits))
-    of = _rows(logits, None, logits.numel() > _LARGE)
-    best_build().best(Best(of=of, tokens=tokens.data_ptr(), leads=leads.ctypes.data))
+    tokens, leads = np.empty(len(logits), np.int64), np.empty(len(logits))
+    of = _rows(logits, None, logits.size > _LARGE)
+    best_build().best(Best(of=of, tokens=tokens.ctypes.data, leads=leads.ctypes.data))
     return tokens, leads
 
 
-def masked(logits: torch.Tensor, masks: Sequence[np.ndarray | None]) -> torch.Tensor:
+def masked(logits: Array, masks: Sequence[np.ndarray | None]) -> np.ndarray:
     """Copies of the rows, in which entries that a mask does not allow are -inf, but NaN; float32 [rows, vocabulary].
 
     Args:
@@ -88,18 +89,18 @@ def masked(logits: torch.Tensor, masks: Sequence[np.ndarray | None]) -> torch.Te
             None where all are.
     """
     logits = _by_rows(logits)
-    copies = torch.empty(logits.shape)
+    copies = np.empty(logits.shape, np.float32)
     kept = [None if mask is None else np.ascontiguousarray(mask) for mask in masks]
     places = np.array([0 if mask is None else mask.ctypes.data for mask in kept], np.uint64)
     sizes = np.array([0 if mask is None else len(mask) for mask in kept], np.int64)
-    of = _rows(logits, None, logits.numel() > _LARGE // 4)
-    best_build().mask(Masked(of, places.ctypes.data, sizes.ctypes.data, copies.data_ptr()))
+    of = _rows(logits, None, logits.size > _LARGE // 4)
+    best_build().mask(Masked(of, places.ctypes.data, sizes.ctypes.data, copies.ctypes.data))
     return copies
 
 
 def logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, rows: np.ndarray | None, *, full: bool
-) -> tuple[np.ndarray, torch.Tensor | None]:
+    logits: Array, tokens: Array, rows: np.ndarray | None, *, full: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Log-probabilities of the rows' tokens, float32 [rows], and of all entries, float32 [rows, vocabulary].
 
     Args:
@@ -111,10 +112,11 @@ def logprobs(
     logits = _by_rows(logits)
     count = len(logits) if rows is None else len(rows)
     chosen = np.empty(count, np.float32)
-    every = torch.empty(count, logits.shape[1]) if full else None
-    judged = Judged(_rows(logits, rows, count * logits.shape[1] > _LARGE // 4), tokens.data_ptr(), chosen.ctypes.data)
+    every = np.empty((count, logits.shape[1]), np.float32) if full else None
+    tokens = array(tokens)
+    judged = Judged(_rows(logits, rows, count * logits.shape[1] > _LARGE // 4), tokens.ctypes.data, chosen.ctypes.data)
     if every is not None:
-        judged.every = every.data_ptr()
+        judged.every = every.ctypes.data
     best_build().judge(judged)
     return chosen, every
 
@@ -131,7 +133,7 @@ def draws(vocabulary: int, how: Mapping[str, np.ndarray]) -> Draws:
 
 
 def draw(
-    logits: torch.Tensor,
+    logits: Array,
     rows: np.ndarray,
     how: Mapping[str, np.ndarray],
 ) -> Candidates:
@@ -154,21 +156,21 @@ def draw(
 
 def _told(made: Draws, arrays: Mapping[str, np.ndarray]) -> Draws:
     """The same with arrays, by the names of its fields; it keeps them."""
-    made.kept = {name: array for name, array in arrays.items() if name in _FIELDS}
-    for name, array in made.kept.items():
-        setattr(made, name, array.ctypes.data)
+    made.kept = {name: found for name, found in arrays.items() if name in _FIELDS}
+    for name, found in made.kept.items():
+        setattr(made, name, found.ctypes.data)
     return made
 
 
-def _by_rows(logits: torch.Tensor) -> torch.Tensor:
-    """The same, the entries of a row side by side."""
-    return logits if logits.stride(1) == 1 else logits.contiguous()
+def _by_rows(logits: Array) -> np.ndarray:
+    """The same as an array, the entries of a row side by side."""
+    found = array(logits)
+    return found if found.strides[1] == found.itemsize else np.ascontiguousarray(found)
 
 
-def _rows(logits: torch.Tensor, rows: np.ndarray | None, several: bool) -> Rows:
+def _rows(logits: np.ndarray, rows: np.ndarray | None, several: bool) -> Rows:
     """Those that are meant; `several`: whether threads share the work."""
-    assert logits.device.type == "cpu"
-    assert logits.dtype == torch.float32
+    assert logits.dtype == np.float32
     place, count = (0, len(logits)) if rows is None else (rows.ctypes.data, len(rows))
-    threads = torch.get_num_threads() if several else 1
-    return Rows(logits.data_ptr(), place, logits.stride(0), count, logits.shape[1], threads)
+    stride = logits.strides[0] // logits.itemsize
+    return Rows(logits.ctypes.data, place, stride, count, logits.shape[1], threads() if several else 1)

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Choices
+from detgen.program.arrays import Array
 
 
 class KVBuffers(Protocol):
@@ -28,8 +28,8 @@ class KVBuffers(Protocol):
         states: what layers keep of sequences; None where none does.
     """
 
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
+    keys: list[Any]
+    values: list[Any]
 
     @property
     def states(self) -> StateBuffers | None:
@@ -66,9 +66,9 @@ class LayerStates(NamedTuple):
         kept: `Recurrence.kept`.
     """
 
-    convolved: torch.Tensor
-    state: torch.Tensor
-    kept: torch.Tensor
+    convolved: Array
+    state: Array
+    kept: Array
 
 
 class StateBuffers(Protocol):
@@ -110,7 +110,7 @@ class Chaining(Protocol):
 
     def sample(
         self, batch: InputBatch, lengths: np.ndarray, choices: Choices, ends: Ends | None
-    ) -> tuple[np.ndarray, torch.Tensor | Scores, list[int]]:
+    ) -> tuple[np.ndarray, Array | Scores, list[int]]:
         """Each sequence goes on with what it is likely to choose; a choice that cannot be known lowers its length, too.
 
         Returns:
@@ -164,7 +164,7 @@ class Decoder(Protocol):
         broken: list[int] | None = None,
         *,
         scored: bool = False,
-    ) -> torch.Tensor | Scores:
+    ) -> Array | Scores:
         """A pass.
 
         Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from detgen.kernels.c.quantizing import Quantized
+from detgen.program.arrays import array, each
 from detgen.program.operands import GROUP, UNIT, Scales
 from detgen.program.storage import FORMATS, Storage
 
@@ -57,4 +58,5 @@ def in_few_bits(
         storage=scaled,
         group=group,
     )
-    return Quantized(whole, scales, storage, torch.randn(16, generator=random) if storage == Storage.CODE else None)
+    codes = array(torch.randn(16, generator=random)) if storage == Storage.CODE else None
+    return Quantized(array(whole), each(scales, array), storage, codes)

@@ -5,14 +5,16 @@ What a pass computes by them is never committed, so its bits are no part of any 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Form, bytes_of, quantized
 from detgen.program import steps
+from detgen.program.arrays import beside, each
 from detgen.program.experts import ExpertLinear
-from detgen.program.operands import GROUP, Step, Weight
+from detgen.program.operands import GROUP, Step, Weight, address
 from detgen.program.program import Program
 from detgen.program.storage import FORMATS
 
@@ -47,10 +49,11 @@ class FewerBits:
 
     def _step(self, step: _Linear, form: Form) -> Step:
         weight = step.weight
-        key = weight.data.data_ptr()
+        key = address(weight.data)
         if key not in self._made:
             try:
-                self._made[key] = weight, quantized(weight, form)
+                made = each(quantized(weight, form), lambda x: beside(x, weight.data))
+                self._made[key] = weight, made
             except EngineError:
                 self._made[key] = weight, weight
         return replace(step, weight=replace(self._made[key][1], bias=weight.bias))
@@ -81,10 +84,10 @@ def sizes(program: Program) -> tuple[int, int, int]:
     for improved in (True, False):
         for _, step, form in _linear(program, improved=improved):
             weight = step.weight
-            key = weight.data.data_ptr()
+            key = address(weight.data)
             own[key] = reads[key] = weight.data.nbytes + (0 if weight.scales is None else weight.scales.nbytes)
             if form is not None:
-                reads[key] = bytes_of(weight.data.shape[:-2].numel(), weight.inputs, form)
+                reads[key] = bytes_of(math.prod(weight.data.shape[:-2]), weight.inputs, form)
                 if improved:
                     copies[key] = reads[key]
     return sum(own.values()), sum(copies.values()), sum(reads.values())

@@ -6,9 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from detgen.program.arithmetic import exponential
 from detgen.program.fdlibm import logarithm
 
 if TYPE_CHECKING:
@@ -36,6 +34,10 @@ def inverse_of(temperature: float | np.ndarray) -> np.ndarray:
 
 def shares(logits: np.ndarray, peak: np.floating[Any], temperature: float) -> np.ndarray:
     """E^((logits - peak) / temperature) in units of 2^-40, int64: whole numbers, whose sums are exact in any order."""
+    import torch
+
+    from detgen.program.arithmetic import exponential
+
     with np.errstate(over="ignore"):
         powers = (logits - peak).astype(np.float32) * inverse_of(temperature)
     found: np.ndarray = np.rint(exponential(torch.from_numpy(powers)).double().numpy() * UNITS).astype(np.int64)

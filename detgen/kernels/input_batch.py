@@ -1,4 +1,4 @@
-"""Packs the rows of a pass: windows of tokens in, tensors of rows out.
+"""Packs the rows of a pass: windows of tokens in, arrays of rows out.
 
 Everything that goes through a pass is a row: one token at one position of one slot. Consecutive rows of a slot make a
 window. A round has hundreds of windows, so there are no loops over them here. Knows no models.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from detgen.kernels.attention import BLOCK, cut_pieces, lay_out
 from detgen.kernels.pass_cost import attention_area
@@ -123,24 +122,24 @@ class InputBatch:
         spans: int64 [windows, 6], see `Rows`; None where no layer keeps states.
     """
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    kv_positions: torch.Tensor
-    wanted: torch.Tensor
+    ids: np.ndarray
+    positions: np.ndarray
+    kv_positions: np.ndarray
+    wanted: np.ndarray
     count: int
     windows: Windows
     area: float
     _tables: np.ndarray
     _group: int
-    spans: torch.Tensor | None = None
+    spans: np.ndarray | None = None
     _rows: Rows | None = None
 
     @property
     def rows(self) -> Rows:
         """The rows, as programs take them."""
         if self._rows is None:
-            w = self.windows
-            tables, pieces = torch.from_numpy(self._tables), lay_out(w.slots, w.starts, w.lengths, self._group)
+            w, tables = self.windows, self._tables
+            pieces = lay_out(w.slots, w.starts, w.lengths, self._group)
             self._rows = Rows(self.ids, self.positions, self.kv_positions, self.wanted, tables, pieces, self.spans)
         return self._rows
 
@@ -199,10 +198,9 @@ def pack(windows: Windows, tables: np.ndarray, group: int, spans: np.ndarray | N
     table[2] = tables[np.repeat(windows.slots, lengths), blocks] * BLOCK + inside
     wanted = np.zeros(max(asked, 1), dtype=np.int64)
     wanted[:asked] = np.arange(asked) + np.repeat(ends - np.cumsum(logits), logits)
-    ids, at, kv_positions = torch.from_numpy(table)
     area = attention_area(count, int((windows.starts + lengths).sum()))
-    told = None if spans is None else torch.from_numpy(spans)
-    return InputBatch(ids, at, kv_positions, torch.from_numpy(wanted), asked, windows, area, tables, group, told)
+    ids, at, kv_positions = table
+    return InputBatch(ids, at, kv_positions, wanted, asked, windows, area, tables, group, spans)
 
 
 def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterator[Windows]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 from detgen.kernels import choosing
+from detgen.program.arrays import Array, array, tensor
 
 if TYPE_CHECKING:
+    import torch
+
     from detgen.kernels.sampling import Chosen
 
 
@@ -18,12 +19,12 @@ class Judged(NamedTuple):
     """What some rows say about their tokens.
 
     Attributes:
-        logprobs: float32 [n, vocabulary], on the CPU, of the rows of which all are wanted; None if there are none.
+        logprobs: float32 [n, vocabulary], of the rows of which all are wanted; None if there are none.
         chosen: float32 [rows], the chosen tokens' log-probabilities.
         margins: float64 [rows], the tokens' leads; inf where there was no other candidate.
     """
 
-    logprobs: torch.Tensor | None
+    logprobs: np.ndarray | None
     chosen: np.ndarray
     margins: np.ndarray
 
@@ -45,9 +46,8 @@ class Scores(NamedTuple):
     finite: np.ndarray
 
     @classmethod
-    def of(cls, scored: torch.Tensor) -> Scores:
+    def of(cls, found: np.ndarray) -> Scores:
         """From what the native pass says, float32 [rows, SCORED]."""
-        found = scored.numpy()
         top, second, total = found[:, 0], found[:, 1], found[:, 2]
         tokens = found.view(np.int32)[:, 3].astype(np.int64)
         with np.errstate(invalid="ignore"):
@@ -59,13 +59,17 @@ class Scores(NamedTuple):
         return Scores(*(values[wanted] for values in self))
 
 
-def has_kernels(logits: torch.Tensor) -> bool:
+def has_kernels(logits: Array) -> bool:
     """Whether logits lie where kernels in Triton choose of them."""
-    return logits.device.type == "cuda" and torch.version.cuda is not None
+    if isinstance(logits, np.ndarray) or logits.device.type != "cuda":
+        return False
+    import torch
+
+    return torch.version.cuda is not None
 
 
 def judge_rows(
-    logits: torch.Tensor, picked: Chosen, rows: np.ndarray | None = None, whole: np.ndarray | None = None
+    logits: Array, picked: Chosen, rows: np.ndarray | None = None, whole: np.ndarray | None = None
 ) -> Judged:
     """Judge some rows.
 
@@ -80,14 +84,14 @@ def judge_rows(
     at = np.arange(len(logits)) if rows is None else rows
     leads, every = picked.leads[at], None
     if has_kernels(logits):
-        known = picked.logprobs if picked.logprobs is not None else _given(logits, picked.tokens)
+        there = tensor(logits)
+        tokens = tensor(picked.tokens).to(there.device)
+        known = picked.logprobs if picked.logprobs is not None else _given(there, tokens)
         if whole is not None:
-            wanted = torch.from_numpy(at[whole]).to(logits.device)
-            part, tokens = logits[wanted].cpu(), picked.tokens[wanted].cpu()
-            _, every = choosing.logprobs(part, tokens, None, full=True)
+            wanted = tensor(at[whole]).to(there.device)
+            _, every = choosing.logprobs(array(there[wanted]), array(tokens[wanted]), None, full=True)
         return Judged(every, known[at], leads)
-    if logits.device.type != "cpu":
-        logits, picked = logits.cpu(), replace(picked, tokens=picked.tokens.cpu())
+    logits = array(logits)
     if whole is not None and len(whole) < len(at):
         _, every = choosing.logprobs(logits, picked.tokens, at[whole], full=True)
         whole = None

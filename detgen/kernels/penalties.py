@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from detgen.kernels import choosing
 
@@ -144,8 +143,8 @@ class Adjustment:
 
 
 def reference(
-    logits: torch.Tensor, penalties: Penalties, prompt: list[int], completion: list[int], mask: Mask | None = None
-) -> torch.Tensor:
+    logits: np.ndarray, penalties: Penalties, prompt: list[int], completion: list[int], mask: Mask | None = None
+) -> np.ndarray:
     """The logits that the token after `completion` is chosen from.
 
     The order is vLLM's, which has the bans first and means the same; transformers' agrees where it has the parameter.
@@ -157,25 +156,23 @@ def reference(
         completion: its tokens so far.
         mask: what may come after them; None for anything.
     """
-    allowed = torch.ones(len(logits), dtype=torch.bool)
-    if mask is not None:
-        allowed = torch.from_numpy(mask.allowed(len(logits)))
-    allowed = allowed.to(logits.device)
-    row = logits.clone()
+    allowed = np.ones(len(logits), bool) if mask is None else mask.allowed(len(logits))
+    row = logits.copy()
     for token, bias in penalties.bias:
-        row[token] += bias
-    seen = torch.zeros(len(row), dtype=torch.bool, device=row.device)
+        row[token] += np.float32(bias)
+    seen = np.zeros(len(row), bool)
     seen[[*prompt, *completion]] = True
-    factor = torch.where(seen, penalties.repetition, 1.0).to(row)
-    row = torch.where(row < 0, row * factor, row / factor)
-    counts = torch.bincount(torch.tensor(completion, dtype=torch.int64), minlength=len(row)).to(row)
-    row = row - counts * penalties.frequency
-    row = row - (counts > 0).to(row) * penalties.presence
+    factor = np.where(seen, np.float32(penalties.repetition), np.float32(1))
+    row = np.where(row < 0, row * factor, row / factor)
+    counts = np.bincount(np.array(completion, np.int64), minlength=len(row)).astype(np.float32)
+    row = row - counts * np.float32(penalties.frequency)
+    row = row - (counts > 0).astype(np.float32) * np.float32(penalties.presence)
     if len(completion) < penalties.min_tokens:
-        early = allowed.clone()
+        early = allowed.copy()
         early[list(penalties.banned)] = False
         allowed = early if early.any() else allowed  # a text that is complete ends
-    return torch.where(allowed | row.isnan(), row, -torch.inf)
+    found: np.ndarray = np.where(allowed | np.isnan(row), row, np.float32(-np.inf))
+    return found
 
 
 class Adjuster:
@@ -272,7 +269,7 @@ class Adjuster:
 
 
 @contextmanager
-def adjusted(logits: torch.Tensor, adjustments: Sequence[Adjustment | None]) -> Iterator[torch.Tensor]:
+def adjusted(logits: np.ndarray, adjustments: Sequence[Adjustment | None]) -> Iterator[np.ndarray]:
     """The rows as they are adjusted, float32 [rows, vocabulary], within it; after it, `logits` have their own bits.
 
     Args:
@@ -289,45 +286,34 @@ def adjusted(logits: torch.Tensor, adjustments: Sequence[Adjustment | None]) -> 
     if ids.max(initial=0) >= logits.shape[1]:
         there = ids < logits.shape[1]
         rows, ids, terms = rows[there], ids[there], terms[:, there]
-    place = _on(logits, rows), _on(logits, ids)
     masks = [None if a is None or a.mask is None else a.mask.bits for a in adjustments]
-    with torch.inference_mode():  # logits of a pass cannot be changed outside of it
-        # What is not allowed is -inf whatever else is done to it.
-        changed = choosing.masked(logits, masks) if any(mask is not None for mask in masks) else logits
-        own = changed[place]
-        changed[place] = _apply(own, _on(logits, terms))
+    # What is not allowed is -inf whatever else is done to it.
+    changed = choosing.masked(logits, masks) if any(mask is not None for mask in masks) else logits
+    own = changed[rows, ids]
+    changed[rows, ids] = _apply(own, terms)
     try:
         yield changed
     finally:
         if changed is logits:
-            with torch.inference_mode():
-                logits[place] = own
+            logits[rows, ids] = own
 
 
-def adjusted_row(row: torch.Tensor, adjustment: Adjustment | None) -> torch.Tensor:
+def adjusted_row(row: np.ndarray, adjustment: Adjustment | None) -> np.ndarray:
     """A row, float32 [vocabulary], as it is adjusted; itself if it is not."""
     if adjustment is None:
         return row
-    with torch.inference_mode():
-        row, ids = row.clone(), _on(row, adjustment.ids)
-        row[ids] = _apply(row[ids], _on(row, adjustment.terms))
-        if adjustment.mask is not None:
-            row = torch.minimum(row, _most(row, adjustment.mask))
+    row, ids = row.copy(), adjustment.ids
+    row[ids] = _apply(row[ids], adjustment.terms)
+    if adjustment.mask is not None:
+        row[~adjustment.mask.allowed(len(row)) & ~np.isnan(row)] = -np.inf
     return row
 
 
-def _apply(x: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+def _apply(x: np.ndarray, terms: np.ndarray) -> np.ndarray:
     """Entries, float32 [n], after the terms, float32 [5, n]; one rounding a step, as in `reference`."""
     added, factor, by_count, by_presence, most = terms
-    x = x + added
-    x = torch.where(x < 0, x * factor, x / factor)
-    return torch.minimum(x - by_count - by_presence, most)
-
-
-def _most(logits: torch.Tensor, mask: Mask) -> torch.Tensor:
-    """The most that a mask leaves of each entry, inf or -inf, float32 [vocabulary]; NaN stays NaN."""
-    return _on(logits, np.where(mask.allowed(logits.shape[-1]), np.float32(np.inf), np.float32(-np.inf)))
-
-
-def _on(logits: torch.Tensor, x: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(x).to(logits.device)
+    with np.errstate(all="ignore"):  # a broken model's are infinite, or no numbers
+        x = x + added
+        x = np.where(x < 0, x * factor, x / factor)
+        found: np.ndarray = np.minimum(x - by_count - by_presence, most)
+    return found

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import torch
+import numpy as np
 
 from detgen.kernels.decoder import Decoder, KVBuffers, Narrowed
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.fewer_bits import FewerBits, sizes
+from detgen.program.arrays import Array
 from detgen.program.operands import Buffer
 from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows, Take
@@ -144,9 +145,11 @@ class ProgramDecoder(ABC):
         """The rows, where a token is broken."""
         if self._broken is None:
             return rows
-        return rows._replace(ids=rows.ids.masked_fill(rows.ids == self._broken, NOT_A_NUMBER))
+        if isinstance(ids := rows.ids, np.ndarray):
+            return rows._replace(ids=np.where(ids == self._broken, NOT_A_NUMBER, ids))
+        return rows._replace(ids=ids.masked_fill(ids == self._broken, NOT_A_NUMBER))
 
-    def _exchanged(self, exchange: Exchange | None, rows: int, device: torch.device) -> dict[Buffer, torch.Tensor]:
+    def _exchanged(self, exchange: Exchange | None, rows: int) -> dict[Buffer, Array]:
         """The buffers of an exchange in a pass of so many rows; those behind its own are padding."""
         if exchange is None:
             return {}
@@ -155,8 +158,8 @@ class ProgramDecoder(ABC):
         if rows > count:
             states = states.new_zeros(rows, programs.width)
             states[:count] = exchange.states
-        given = {programs.states: states}
+        given: dict[Buffer, Array] = {programs.states: states}
         if exchange.extract >= 0:
-            given[programs.extracted] = torch.empty(rows, programs.width, device=device)
-            exchange.hidden = given[programs.extracted][:count]
+            given[programs.extracted] = taken = states.new_empty(rows, programs.width)
+            exchange.hidden = taken[:count]
         return given

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from detgen.errors import RequestError
 from detgen.kernels import choosing
@@ -26,6 +25,7 @@ from detgen.kernels.noise import gumbel
 from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
 from detgen.kernels.sampling_fallback import leading, sample_plain, words_of
 from detgen.params import PARAMETERS, SamplingParams
+from detgen.program.arrays import Array, array, tensor
 
 _DRAWN = {name: parameter for name, parameter in PARAMETERS.items() if parameter.drawn}
 FILTERS = {name: parameter for name, parameter in _DRAWN.items() if parameter.drawn and parameter.drawn.filter}
@@ -144,7 +144,7 @@ class Choices(_Arrays):
             floors[i] = floor_of(self.min_p[i])
         return {**{name: getattr(self, name) for name in ARRAYS}, "floor": floors}
 
-    def choose(self, logits: torch.Tensor) -> Chosen:
+    def choose(self, logits: Array) -> Chosen:
         """What is chosen so; see `choose`."""
         return choose(logits, self)
 
@@ -158,18 +158,18 @@ class Chosen:
     """The chosen tokens of some rows.
 
     Attributes:
-        tokens: int64 [rows], on the logits' device.
+        tokens: int64 [rows], on CUDA if the logits are.
         leads: float64 [rows], each token's lead over the runner-up, in perturbed log-probability or in (adjusted)
             logits; inf if there is none, anything where logits are not finite.
         logprobs: float32 [rows], log-probabilities of the tokens; None if they are not known yet.
     """
 
-    tokens: torch.Tensor
+    tokens: Array
     leads: np.ndarray
     logprobs: np.ndarray | None = None
 
 
-def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> Chosen:
+def choose(logits: Array, choices: Sequence[Choice] | Choices | None) -> Chosen:
     """The best entry of each row's `scores`; ties go to the lowest id.
 
     Args:
@@ -179,17 +179,16 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> 
     if (device := on_device(logits)) is not None:
         if choices is not None and not isinstance(choices, Choices):
             choices = Choices.of(choices)
-        packed = device.choose_by(logits, choices)
+        on_cuda = tensor(logits)
+        packed = device.choose_by(on_cuda, choices)
         found = device.unpack(packed.cpu())
         tokens = packed[:, 3].long()
         broken = np.flatnonzero(~found.finite)
         if len(broken):
-            at = torch.from_numpy(broken).to(logits.device)
-            tokens[at] = logits[at].argmax(-1)  # whose logit is not finite either
+            at = tensor(broken).to(on_cuda.device)
+            tokens[at] = on_cuda[at].argmax(-1)  # whose logit is not finite either
         return Chosen(tokens, found.leads, found.logprobs)
-    if logits.device.type != "cpu":
-        picked = choose(logits.cpu(), choices)
-        return Chosen(picked.tokens.to(logits.device), picked.leads)
+    logits = array(logits)
     if choices is None:
         return Chosen(*choosing.best(logits))
     if not isinstance(choices, Choices):
@@ -205,7 +204,7 @@ def choose(logits: torch.Tensor, choices: Sequence[Choice] | Choices | None) -> 
         return _choose(changed, choices)
 
 
-def scored(logits: torch.Tensor, choices: Choices | None) -> Scores | None:
+def scored(logits: Array, choices: Choices | None) -> Scores | None:
     """What is chosen of some rows and what it says, by one copy from CUDA; None where logits are elsewhere.
 
     Args:
@@ -219,7 +218,7 @@ def scored(logits: torch.Tensor, choices: Choices | None) -> Scores | None:
     return found
 
 
-def on_device(logits: torch.Tensor) -> Any:
+def on_device(logits: Array) -> Any:
     """The kernels that choose where logits are on CUDA; None where they are not."""
     if not has_kernels(logits):
         return None
@@ -228,7 +227,7 @@ def on_device(logits: torch.Tensor) -> Any:
     return sampling_kernels
 
 
-def _choose_masked(logits: torch.Tensor, choices: Choices, masked: np.ndarray) -> Chosen:
+def _choose_masked(logits: np.ndarray, choices: Choices, masked: np.ndarray) -> Chosen:
     """The same, where some rows, a bool for each, take the best logit that a mask allows; or any, where nothing else is
     done to the others."""
     adjustments = choices.adjustments or ()
@@ -236,30 +235,29 @@ def _choose_masked(logits: torch.Tensor, choices: Choices, masked: np.ndarray) -
     plain = (choices.temperature == 0) & np.fromiter((a is None for a in adjustments), bool, len(choices))
     if (masked | plain).all():
         found = best_allowed(logits, None, masks)
-        return Chosen(torch.from_numpy(found.tokens), found.leads, found.logprobs)
+        return Chosen(found.tokens, found.leads, found.logprobs)
     rows, others = np.flatnonzero(masked), np.flatnonzero(~masked)
     some = best_allowed(logits, rows, [masks[i] for i in rows.tolist()])
-    rest = choose(logits[torch.from_numpy(others)], [choices[i] for i in others.tolist()])
-    tokens, leads = torch.empty(len(choices), dtype=torch.int64), np.empty(len(choices))
-    tokens[torch.from_numpy(rows)], tokens[torch.from_numpy(others)] = torch.from_numpy(some.tokens), rest.tokens
+    rest = choose(logits[others], [choices[i] for i in others.tolist()])
+    tokens, leads = np.empty(len(choices), np.int64), np.empty(len(choices))
+    tokens[rows], tokens[others] = some.tokens, rest.tokens
     leads[rows], leads[others] = some.leads, rest.leads
     return Chosen(tokens, leads)
 
 
-def _choose(logits: torch.Tensor, choices: Choices) -> Chosen:
+def _choose(logits: np.ndarray, choices: Choices) -> Chosen:
     """The same of logits that are adjusted already."""
     sampled = np.flatnonzero(choices.temperature > 0)
     if len(sampled) == len(choices):
         tokens, ahead = _sample(logits, sampled, choices)
-        return Chosen(torch.from_numpy(tokens), ahead)
-    picked = Chosen(*choosing.best(logits))
+        return Chosen(tokens, ahead)
+    tokens, leads = choosing.best(logits)
     if len(sampled):
-        tokens, picked.leads[sampled] = _sample(logits, sampled, choices.take(sampled))
-        picked.tokens[torch.from_numpy(sampled)] = torch.from_numpy(tokens)
-    return picked
+        tokens[sampled], leads[sampled] = _sample(logits, sampled, choices.take(sampled))
+    return Chosen(tokens, leads)
 
 
-def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+def scores(logits: Array, choice: Choice) -> np.ndarray:
     """The scores whose argmax is chosen: the logits at temperature 0, else filtered logits / temperature plus noise.
 
     The logits are adjusted first. Filters apply in the order temperature, top_k, top_p, min_p; ties in top_k and top_p
@@ -270,19 +268,19 @@ def scores(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         choice: how the row's token is chosen.
 
     Returns:
-        float64 [vocabulary] on the CPU.
+        float64 [vocabulary].
     """
-    row = adjusted_row(logits, choice.adjustment).cpu().numpy()
+    row = adjusted_row(array(logits), choice.adjustment)
     peak = row.max()
     if not choice.temperature or not np.isfinite(peak):
-        return torch.from_numpy(row.astype(np.float64))
+        return row.astype(np.float64)
     ids = kept(row, choice)
     found = np.full(len(row), -np.inf)
     found[ids] = scaled(row[ids], peak, choice.temperature) + gumbel(words_of(choice, ids))
-    return torch.from_numpy(found)
+    return found
 
 
-def _sample(logits: torch.Tensor, sampled: np.ndarray, choices: Choices) -> tuple[np.ndarray, np.ndarray]:
+def _sample(logits: np.ndarray, sampled: np.ndarray, choices: Choices) -> tuple[np.ndarray, np.ndarray]:
     """The best entry of the scores of sampled rows, int64 [n], and its lead; computes the scores of few entries only.
 
     Args:
@@ -290,16 +288,15 @@ def _sample(logits: torch.Tensor, sampled: np.ndarray, choices: Choices) -> tupl
         sampled: int64 [n], which rows are sampled.
         choices: one per sampled row, with temperatures above 0.
     """
-    rows = logits.numpy()
     drawn = choosing.draw(logits, sampled, choices.how())
     told = drawn.found > 0
     some, counts = np.flatnonzero(told), drawn.found[told]
     tokens, ahead = np.empty(len(sampled), np.int64), np.empty(len(sampled))
     if len(some):
         at = np.repeat(some, counts)
-        score = scaled(rows[sampled[at], drawn.ids], drawn.peaks[at], choices.temperature[at]) + gumbel(drawn.words)
+        score = scaled(logits[sampled[at], drawn.ids], drawn.peaks[at], choices.temperature[at]) + gumbel(drawn.words)
         best, ahead[some] = leading(score, np.cumsum(counts) - counts, counts)
         tokens[some] = drawn.ids[best]
     for i in np.flatnonzero(~told).tolist():
-        tokens[i], ahead[i] = sample_plain(rows[sampled[i]], choices[i])
+        tokens[i], ahead[i] = sample_plain(logits[sampled[i]], choices[i])
     return tokens, ahead

@@ -5,9 +5,10 @@ from __future__ import annotations
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from detgen.models.parts import AltUp, Laurel, Streams, UnknownError
+from detgen.program.arrays import floats
 
 if TYPE_CHECKING:
     from detgen.models.description import Description
@@ -37,14 +38,14 @@ def altup_of(of: Description, layer: Any) -> AltUp | None:
     altup, config = getattr(layer, "altup", None), of.config
     if altup is None:
         return None
-    correct, scales = of.linear(altup.correction_coefs), of.tensor(altup.correct_output_scale).float()
+    correct, scales = of.linear(altup.correction_coefs), floats(of.array(altup.correct_output_scale))
     return AltUp(
         active=int(config.altup_active_idx) % int(config.altup_num_inputs),
         norm=of.given_norm(altup.router_norm),
         factor=float(altup.router_input_scale),
         router=of.linear(altup.modality_router),
         predict=of.linear(altup.prediction_coefs),
-        correct=correct._replace(bias=torch.ones(correct.weight.shape[0])),
+        correct=correct._replace(bias=np.ones(correct.weight.shape[0], np.float32)),
         scales=scales if config.altup_correct_scale else None,
     )
 
@@ -64,7 +65,7 @@ def deviations_of(mlp: Any) -> float | None:
     Raises:
         UnknownError: if none stays.
     """
-    share = torch.tensor(getattr(mlp, "activation_sparsity", 0.0))
+    share = np.float32(getattr(mlp, "activation_sparsity", 0.0))
     if share <= 0:
         return None
     if share >= 1:

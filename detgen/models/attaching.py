@@ -17,12 +17,12 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.generic.attending import attend_current, attending
 from detgen.models.description import has_description, states_of
-from detgen.models.lazy_weights import widened
 from detgen.models.masks import ASKING, Mask, Seen, UnknownMaskError
 from detgen.models.own_attention import Heads, asking_modules
 from detgen.models.own_forward import Layout
 from detgen.models.refusing import refusing
 from detgen.models.stored import held
+from detgen.models.widened_forward import widened
 
 ATTENTION_NAME = "detgen"
 # Of a row's largest entry: what it may differ by when others change, as experts round by how many rows they have.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
+import numpy as np
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import STORAGE, Form
@@ -12,7 +12,7 @@ from detgen.models.latent import expanded
 from detgen.models.parts import Attention, Latent, Linear, Through
 from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, side_by_side, taken
 from detgen.program import steps
-from detgen.program.operands import Buffer, Cache, Into, Weight
+from detgen.program.operands import Buffer, Cache, Into, Weight, name_of
 from detgen.program.program import Program
 
 
@@ -45,7 +45,7 @@ class AttentionSteps:
         self.keeps = attention.source is None
         self._row = found if self.keeps else self._queries
         self._sinks = None if attention.sinks is None else keep(attention.sinks)
-        self._slopes = None if traits.slopes is None else keep(torch.tensor(traits.slopes))
+        self._slopes = None if traits.slopes is None else keep(np.array(traits.slopes, np.float32))
         self._qkv: list[tuple[int, Weight, float]] | _LatentSteps
         if isinstance(attention.qkv, Latent):
             self._qkv = _LatentSteps(attention, attention.qkv, form, keep)
@@ -57,7 +57,7 @@ class AttentionSteps:
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
         """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
         keys = where.keys
-        cache = Cache(**self._heads, keys=keys, kept=where.values, storage=STORAGE[keys.dtype])
+        cache = Cache(**self._heads, keys=keys, kept=where.values, storage=STORAGE[name_of(keys.dtype)])
         attended = Buffer("attended", cache.heads * cache.values)
         qkv = Buffer("qkv", self._row)
         if isinstance(self._qkv, _LatentSteps):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from detgen.models.families import first_of
 from detgen.models.latent import latent_of
 from detgen.models.parts import Attention, Latent, Linear, UnknownError, some_rows
 from detgen.models.rotary import Rotary, plain_rotary, rotary_of
 from detgen.models.tuning import tuning_of
+from detgen.program.arrays import floats
 
 if TYPE_CHECKING:
     from detgen.models.description import Description
@@ -49,14 +50,14 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
         if hasattr(attention, "key_multiplier"):  # Falcon H1's
             qkv = _multiplied(qkv, float(of.layers[index].attention_in_multiplier), attention.key_multiplier)
         if family.gated:
-            each = torch.arange(2 * heads * size).view(heads, 2, size)  # a head's query, and its gate
-            qkv[0], gate = (some_rows(qkv[0], each[:, part].flatten()) for part in range(2))
+            each = np.arange(2 * heads * size).reshape(heads, 2, size)  # a head's query, and its gate
+            qkv[0], gate = (some_rows(qkv[0], each[:, part].ravel()) for part in range(2))
         if family.by_head:  # queries, a key and a value of each
-            each = torch.arange(qkv[0].weight.shape[0]).view(kv_heads, -1, size)
-            qkv = [some_rows(qkv[0], torch.cat([part.flatten() for part in each.tensor_split([-2, -1], 1)]))]
+            each = np.arange(qkv[0].weight.shape[0]).reshape(kv_heads, -1, size)
+            qkv = [some_rows(qkv[0], np.concatenate([part.ravel() for part in np.split(each, [-2, -1], 1)]))]
         if family.parts:  # queries, values and keys of some heads
-            each = torch.arange(qkv[0].weight.shape[0]).view(family.parts, 3, -1)
-            qkv = [some_rows(qkv[0], each[:, [0, 2, 1]].transpose(0, 1).flatten())]
+            each = np.arange(qkv[0].weight.shape[0]).reshape(family.parts, 3, -1)
+            qkv = [some_rows(qkv[0], each[:, [0, 2, 1]].swapaxes(0, 1).ravel())]
         if getattr(attention, "clip_qkv", None) or getattr(config, "clip_qkv", None):
             raise UnknownError("queries, keys and values that are clipped")
         if sum(one.weight.shape[0] for one in qkv) != (heads + (0 if source is not None else 2 * kv_heads)) * size:
@@ -77,7 +78,7 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
         tuning=tuning_of(attention, config),
         interleaved=bool(getattr(config, interleaved)) if isinstance(interleaved, str) else interleaved,
         query_scale=float(attention.scaling) if family.scaled_queries else None,
-        sinks=of.tensor(attention.sinks).float() if hasattr(attention, "sinks") else None,
+        sinks=floats(of.array(attention.sinks)) if hasattr(attention, "sinks") else None,
         source=source,
     )
 

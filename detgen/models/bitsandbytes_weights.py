@@ -13,17 +13,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import nn
+import numpy as np
 
 from detgen.errors import EngineError, QuantName
 from detgen.kernels.c.quantizing import Quantized
 from detgen.models.folders import Tensor
 from detgen.models.stored import ALL, Place, Read, Weight, whole
+from detgen.program.arrays import FLOAT32, array, floats, tensor
 from detgen.program.operands import GROUP, Scales
 from detgen.program.storage import Storage
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
 QUANTS: frozenset[QuantName] = frozenset({"nf4", "int8"})  # quantizations by bitsandbytes
@@ -34,7 +35,10 @@ _NF4 = (
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 _FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
-CODES = {"nf4": torch.tensor(_NF4), "fp4": torch.tensor(_FP4 + tuple(0 - x for x in _FP4)) / 12}
+CODES = {
+    "nf4": np.array(_NF4, np.float32),
+    "fp4": np.array(_FP4 + tuple(0 - x for x in _FP4), np.float32) / np.float32(12),
+}
 
 _BLOCK = 64  # weights that share a scale, where they are quantized here
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # that bitsandbytes knows
@@ -75,15 +79,15 @@ class InBlocks(NamedTuple):
 
     packed: Place
     shape: tuple[int, ...]
-    codes: torch.Tensor
+    codes: np.ndarray
     block: int
     scales: Place
     nested: Nested | None
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """In which it can be read."""
-        return torch.float32
+        return FLOAT32
 
     def read(self, rows: slice = ALL) -> Weight:
         """The weight, or some consecutive rows of it; errors as `Place.read`."""
@@ -95,13 +99,15 @@ class InBlocks(NamedTuple):
         skipped = first * inputs // GROUP
         return in_blocks(packed, self._scales(), (last - first, inputs), self.codes, self.block, skipped)
 
-    def _scales(self) -> torch.Tensor:
+    def _scales(self) -> np.ndarray:
         """Those of the blocks, float32."""
         scales = _plain(self.scales)
         if self.nested is None:
             return scales
         codes, of, block, plus = self.nested
-        return _plain(codes)[scales.int()] * _plain(of).repeat_interleave(block)[: len(scales)] + torch.tensor(plus)
+        each = _plain(of).repeat(block)[: len(scales)]
+        found: np.ndarray = _plain(codes)[scales] * each + np.float32(plus)
+        return found
 
 
 class InRows(NamedTuple):
@@ -116,24 +122,24 @@ class InRows(NamedTuple):
         return self.whole.shape
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """In which it can be read."""
-        return torch.float32
+        return FLOAT32
 
     def read(self, rows: slice = ALL) -> Weight:
         """The weight, or some consecutive rows of it; errors as `Place.read`."""
         return in_rows(_plain(self.whole, rows), _plain(self.largest, rows))
 
 
-def _plain(place: Place, rows: slice = ALL) -> torch.Tensor:
+def _plain(place: Place, rows: slice = ALL) -> np.ndarray:
     return whole(place.read(rows))
 
 
 def in_blocks(
-    packed: torch.Tensor,
-    scales: torch.Tensor,
+    packed: np.ndarray,
+    scales: np.ndarray,
     shape: tuple[int, ...],
-    codes: torch.Tensor,
+    codes: np.ndarray,
     block: int,
     skipped: int = 0,
 ) -> Weight:
@@ -148,22 +154,26 @@ def in_blocks(
         skipped: groups of the blocks that lie before the weight.
     """
     outputs, inputs = shape
-    numbers = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], dim=1).view(-1)[: outputs * inputs]
+    numbers = np.stack([packed.ravel() >> 4, packed.ravel() & 15], axis=1).ravel()[: outputs * inputs]
     if inputs % GROUP:
-        each = scales.repeat_interleave(block)[: len(numbers)]
-        return (codes[numbers.int()] * each).view(shape)
-    groups = scales.repeat_interleave(block // GROUP)[skipped : skipped + len(numbers) // GROUP]
+        each = scales.repeat(block)[: len(numbers)]
+        made: np.ndarray = (codes[numbers] * each).reshape(shape)
+        return made
+    groups = scales.repeat(block // GROUP)[skipped : skipped + len(numbers) // GROUP]
     return Quantized(
-        (numbers.to(torch.int8) - 8).view(shape), Scales(steps=groups.view(outputs, -1)), Storage.CODE, codes
+        (numbers.view(np.int8) - np.int8(8)).reshape(shape),
+        Scales(steps=groups.reshape(outputs, -1)),
+        Storage.CODE,
+        codes,
     )
 
 
-def in_rows(numbers: torch.Tensor, largest: torch.Tensor) -> Weight:
+def in_rows(numbers: np.ndarray, largest: np.ndarray) -> Weight:
     """The weight of int8, [outputs, inputs] and [outputs]; as float32 numbers where rows have no whole groups."""
-    scales, inputs = (largest / 127)[:, None], numbers.shape[1]
+    scales, inputs = (largest / np.float32(127))[:, None], numbers.shape[1]
     if inputs % GROUP:
-        return numbers.float() * scales
-    return Quantized(numbers, Scales(steps=scales.repeat(1, inputs // GROUP)), Storage.BYTE)
+        return floats(numbers) * scales
+    return Quantized(numbers, Scales(steps=scales.repeat(inputs // GROUP, 1)), Storage.BYTE)
 
 
 class Quantizing:
@@ -179,6 +189,7 @@ class Quantizing:
     """
 
     def __init__(self, model: PreTrainedModel, read: Read, quant: QuantName) -> None:
+        from torch import nn
         from transformers.pytorch_utils import Conv1D
         from transformers.quantizers.base import HfQuantizer
         from transformers.quantizers.quantizers_utils import should_convert_module
@@ -204,15 +215,15 @@ class Quantizing:
             return weight.rows(rows) if isinstance(weight, Quantized) else weight[rows]
         return self._quantized(whole(self._read(parameter, rows)), transposed=transposed)
 
-    def _quantized(self, weight: torch.Tensor, *, transposed: bool) -> Weight:
+    def _quantized(self, numbers: np.ndarray, *, transposed: bool) -> Weight:
         from bitsandbytes import functional
 
-        weight = (weight.t() if transposed else weight).contiguous()
+        weight = tensor(np.ascontiguousarray(numbers.T if transposed else numbers))
         if self._quant == "int8":
-            numbers, largest, _ = functional.int8_vectorwise_quant(weight.half())
-            return in_rows(numbers, largest)
+            found, largest, _ = functional.int8_vectorwise_quant(weight.half())
+            return in_rows(array(found), array(largest))
         packed, state = functional.quantize_4bit(weight, blocksize=_BLOCK, quant_type="nf4")
-        return in_blocks(packed, state.absmax, tuple(weight.shape), CODES["nf4"], _BLOCK)
+        return in_blocks(array(packed), array(state.absmax), tuple(weight.shape), CODES["nf4"], _BLOCK)
 
 
 def places(folder: Path, tensors: Iterable[Tensor]) -> tuple[dict[str, InBlocks | InRows], list[Tensor]]:
@@ -244,12 +255,12 @@ def _in_blocks(folder: Path, left: dict[str, Tensor], said: Tensor, weight: str,
     if packed.size != -(-entries // 2):
         raise _wrong(packed, f"{shape} weights take {-(-entries // 2):,} bytes, and it has {packed.size:,}")
     codes = whole(_numbers(folder, _taken(left, f"{weight}.quant_map", said), "F32", 16).read())
-    if not torch.allclose(codes, CODES[kind], rtol=0, atol=_NEAR):
+    if not np.allclose(codes, CODES[kind], rtol=0, atol=_NEAR):
         raise _wrong(said, f"{weight}.quant_map has other codes than {kind}")
     blocks, nested = -(-entries // block), None
     if f"{weight}.nested_absmax" in left:
         outer, plus = _block(said, state, "nested_blocksize"), state.get("nested_offset")
-        if not isinstance(plus, int | float) or not abs(plus) < torch.finfo(torch.float32).max:
+        if not isinstance(plus, int | float) or not abs(plus) < np.finfo(np.float32).max:
             raise _wrong(said, f"nested_offset must be a finite number, and is {plus!r:.40}")
         nested = Nested(
             _numbers(folder, _taken(left, f"{weight}.nested_quant_map", said), "F32", 256),
@@ -278,7 +289,7 @@ def _state(folder: Path, said: Tensor) -> dict[str, Any]:
     if said.dtype != "U8" or said.size > _LONGEST:
         raise _wrong(said, f"it must be a text of at most {_LONGEST:,} bytes")
     try:
-        state = json.loads(bytes(_plain(Place(folder / said.file, "U8", (said.size,), said.at)).numpy()))
+        state = json.loads(bytes(_plain(Place(folder / said.file, "U8", (said.size,), said.at))))
     except (ValueError, RecursionError):
         raise _wrong(said, "it is not JSON") from None
     if not isinstance(state, dict):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+import numpy as np
 
 from detgen.kernels.decoder import StateShape
 from detgen.models.parts import DeltaNet, Linear, Norm, UnknownError, some_rows
 from detgen.models.short_convolutions import taps_of
+from detgen.program.arrays import floats
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def delta_shape(net: Any) -> StateShape:
@@ -26,14 +29,14 @@ def delta_shape(net: Any) -> StateShape:
 
 
 def delta_net(
-    net: Any, linear_of: Callable[[nn.Module], Linear], tensor_of: Callable[[nn.Parameter], torch.Tensor]
+    net: Any, linear_of: Callable[[nn.Module], Linear], array_of: Callable[[nn.Parameter], np.ndarray]
 ) -> DeltaNet:
     """The description of a transformers module.
 
     Args:
         net: the module.
         linear_of: describes a linear layer of it.
-        tensor_of: gives a parameter of it.
+        array_of: gives a parameter of it.
 
     Raises:
         UnknownError: if it is another kind of net.
@@ -43,7 +46,7 @@ def delta_net(
         raise UnknownError("a delta net with another norm or activation")
     if net.conv1d.bias is not None:
         raise UnknownError("a delta net whose convolution has a bias")
-    weight, _ = taps_of(net.conv1d, shape, tensor_of)
+    weight, _ = taps_of(net.conv1d, shape, array_of)
     if hasattr(net, "in_proj_qkvz"):
         qkv, gate, strength, decay = _apart(linear_of(net.in_proj_qkvz), linear_of(net.in_proj_ba), shape)
     else:
@@ -56,9 +59,9 @@ def delta_net(
         decay=decay,
         strength=strength,
         weight=weight,
-        rates=tensor_of(net.A_log).float(),
-        bias=tensor_of(net.dt_bias).float(),
-        norm=Norm(tensor_of(norm.weight).float(), None, norm.variance_epsilon, centred=False),
+        rates=floats(array_of(net.A_log)),
+        bias=floats(array_of(net.dt_bias)),
+        norm=Norm(floats(array_of(norm.weight)), None, norm.variance_epsilon, centred=False),
         out=linear_of(net.out_proj),
     )
 
@@ -67,9 +70,10 @@ def _apart(qkvz: Linear, ba: Linear, shape: StateShape) -> tuple[Linear, Linear,
     """Queries, keys and values; gates; strengths; decays, of layers whose results go by key heads."""
     share = shape.heads // shape.key_heads
     values = share * shape.values
-    each = torch.arange(qkvz.weight.shape[0]).view(shape.key_heads, -1)
-    *qkv, gate = (x.flatten() for x in each.split((shape.size, shape.size, values, values), 1))
-    strength, decay = (x.flatten() for x in torch.arange(2 * shape.heads).view(shape.key_heads, -1).split(share, 1))
-    of = ((qkvz, torch.cat(qkv)), (qkvz, gate), (ba, strength), (ba, decay))
+    each = np.arange(qkvz.weight.shape[0]).reshape(shape.key_heads, -1)
+    ends = np.cumsum((shape.size, shape.size, values))
+    *qkv, gate = (x.ravel() for x in np.split(each, ends, 1))
+    strength, decay = (x.ravel() for x in np.split(np.arange(2 * shape.heads).reshape(shape.key_heads, -1), 2, 1))
+    of = ((qkvz, np.concatenate(qkv)), (qkvz, gate), (ba, strength), (ba, decay))
     first, second, third, fourth = (some_rows(linear, rows) for linear, rows in of)
     return first, second, third, fourth

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
+import numpy as np
 
 from detgen.kernels.c.quantizing import Form
 from detgen.models.parts import DeltaNet
 from detgen.models.short_convolution_steps import Taps
-from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, taken
+from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, negative_powers, taken
 from detgen.program import steps
-from detgen.program.arithmetic import exponential
 from detgen.program.operands import Activation, Buffer, Into
 from detgen.program.program import Program
 from detgen.program.states import DeltaRule
@@ -29,12 +28,12 @@ class DeltaSteps:
         shape = self._shape = net.shape
         # Of the length 1; queries are multiplied by the attention's scale besides.
         made = zip("qk", (1 / shape.size, 1 / math.sqrt(shape.size)), strict=True)
-        self._lengths = {part: keep(torch.full((shape.size,), length)) for part, length in made}
+        self._lengths = {part: keep(np.full(shape.size, length, np.float32)) for part, length in made}
         self._qkv, self._gate, self._decay, self._strength = (
             joint([linear], form, keep) for linear in (net.qkv, net.gate, net.decay, net.strength)
         )
         self._taps = Taps(net.weight, None, Activation.SILU, keep)
-        self._bias, self._rates = keep(net.bias), keep(-exponential(net.rates))
+        self._bias, self._rates = keep(net.bias), keep(negative_powers(net.rates))
         self._norm = NormParts.of(net.norm, keep, shape.heads * shape.values)
         self.out, self.factor = joint([net.out], form, keep), net.out.factor
 

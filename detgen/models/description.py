@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import nn
+import numpy as np
 
 from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.kernels.decoder import StateShape
@@ -32,10 +31,15 @@ from detgen.models.parts import (
     Streams,
     UnknownError,
 )
+from detgen.models.skeleton import Module, is_torch
 from detgen.models.state_nets import state_mixer, state_shape_of
 from detgen.models.stored import Read, Weight, held, whole
 from detgen.models.wrappers import language_model
+from detgen.program.arrays import floats
 from detgen.program.operands import Activation
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Classes of root-mean-square norms whose weights are added to 1.
 _ADDED_TO_ONE = {
@@ -109,12 +113,12 @@ class Description:
         return self.norm(first_of(self.inner, self.family.embedding_norm))
 
     @property
-    def positions(self) -> tuple[torch.Tensor, int] | None:
+    def positions(self) -> tuple[np.ndarray, int] | None:
         """The table of positions, [positions, hidden], and what is added to a position to find it there."""
         if self.family.positions is None:
             return None
         name, offset = self.family.positions
-        return self.tensor(getattr(self.inner, name).weight), offset
+        return self.array(getattr(self.inner, name).weight), offset
 
     @property
     def layer_inputs(self) -> LayerInputs | None:
@@ -135,7 +139,7 @@ class Description:
     def head(self) -> Linear | None:
         """The output layer; None where the model gives hidden states."""
         head = getattr(self.model, self._head_name)
-        return None if type(head) is nn.Identity else self.linear(head)
+        return None if is_torch(head, "Identity") else self.linear(head)
 
     @property
     def _head_name(self) -> str:
@@ -157,11 +161,17 @@ class Description:
 
     def release(self, index: int) -> None:
         """Let a layer go."""
-        self.layers[index] = nn.Identity()
+        if not isinstance(self.model, Module):  # which holds no weights
+            from torch import nn
+
+            self.layers[index] = nn.Identity()
 
     def release_head(self) -> None:
         """Let the output layer go."""
-        setattr(self.model, self._head_name, nn.Identity())
+        if not isinstance(self.model, Module):
+            from torch import nn
+
+            setattr(self.model, self._head_name, nn.Identity())
 
     def layer(self, index: int) -> Layer:
         """A layer.
@@ -176,7 +186,7 @@ class Description:
         made: FeedForward | Experts | None = None
         if mlp is not None:
             made = experts_of(self, mlp, layer) if hasattr(mlp, "experts") else self.feed_forward(mlp)
-        beside = None
+        beside, scalar = None, getattr(layer, "layer_scalar", None)
         if type(layer).__name__ in MIXTURES and hasattr(layer, "experts"):
             beside = beside_of(self, layer, experts_of(self, layer, layer))
         return Layer(
@@ -187,7 +197,7 @@ class Description:
             residual=float(getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0))),
             beside=beside,
             input=layer_input_of(self, layer, index),
-            factor=getattr(layer, "layer_scalar", None),
+            factor=1.0 if scalar is None else scalar.item(),
             laurel=laurel_of(self, layer),
             altup=altup_of(self, layer),
         )
@@ -221,7 +231,7 @@ class Description:
     def _mixers(self, index: int) -> Iterator[Mixer]:
         net, attention, layer = self.state_net(index), self.attention(index), self.layers[index]
         if net is not None:
-            yield state_mixer(net, layer, self.config, self.linear, self.tensor)
+            yield state_mixer(net, layer, self.config, self.linear, self.array)
         if attention is not None:
             made = attention_of(self, attention, index)
             yield replace(made, out=made.out._replace(factor=float(getattr(layer, "attn_out_multiplier", 1.0))))
@@ -247,19 +257,20 @@ class Description:
         Raises:
             UnknownError: if it is of another kind.
         """
-        if norm is None or type(norm) is nn.Identity:
+        if norm is None or is_torch(norm, "Identity"):
             return None
         name = type(norm).__name__
-        if type(norm) is nn.LayerNorm:
-            weight, bias = (None if p is None else self.tensor(p).float() for p in (norm.weight, norm.bias))
+        if is_torch(norm, "LayerNorm"):
+            weight, bias = (None if p is None else floats(self.array(p)) for p in (norm.weight, norm.bias))
             return Norm(weight, bias, norm.eps, centred=True)
         if name == "NemotronLayerNorm1P":
-            return Norm(1 + self.tensor(norm.weight).float(), self.tensor(norm.bias).float(), norm.eps, centred=True)
+            weight, bias = floats(self.array(norm.weight)), floats(self.array(norm.bias))
+            return Norm(1 + weight, bias, norm.eps, centred=True)
         if name == "Llama4TextL2Norm" or not getattr(norm, "with_scale", True):
-            return Norm(torch.ones(size), None, norm.eps, centred=False)
+            return Norm(np.ones(size, np.float32), None, norm.eps, centred=False)
         if name == "OlmoLayerNorm":
-            return Norm(torch.ones(*norm.normalized_shape), None, 1e-5, centred=True)
-        weight = self.tensor(norm.weight).float()
+            return Norm(np.ones(norm.normalized_shape, np.float32), None, 1e-5, centred=True)
+        weight = floats(self.array(norm.weight))
         if name in _ADDED_TO_ONE:
             return Norm(1 + weight, None, norm.eps, centred=False)
         if name.endswith("RMSNorm"):
@@ -283,15 +294,15 @@ class Description:
             UnknownError: if it is of another kind.
         """
         transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-        if type(module) is not nn.Linear and type(module).__name__ != "FalconLinear" and not transposed:
+        if not is_torch(module, "Linear") and type(module).__name__ != "FalconLinear" and not transposed:
             raise UnknownError(f"linear layer {type(module).__name__}")
-        bias = None if module.bias is None else self.tensor(module.bias)
+        bias = None if module.bias is None else self.array(module.bias)
         weight = self.weight(module.weight)
         if isinstance(weight, Quantized):
             return Linear(weight, bias)
-        if weight.dtype not in STORAGE:
+        if weight.dtype.name not in STORAGE:
             raise UnknownError(f"weights in {weight.dtype}")
-        return Linear(weight.t() if transposed else weight, bias)
+        return Linear(weight.T if transposed else weight, bias)
 
     def weight(self, parameter: nn.Parameter) -> Weight:
         """The weight of a parameter, which is described by that."""
@@ -300,8 +311,8 @@ class Description:
             return self.table[1]
         return self.read(parameter)
 
-    def tensor(self, parameter: nn.Parameter) -> torch.Tensor:
-        """The same as a tensor, in float32 if it is kept in few bits."""
+    def array(self, parameter: nn.Parameter) -> np.ndarray:
+        """The same as an array, in float32 if it is kept in few bits."""
         return whole(self.weight(parameter))
 
     def check(self) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from detgen.kernels.c.panels import halves, stacked
-from detgen.kernels.c.quantizing import Form, Quantized
+from detgen.kernels.c.quantizing import Form, Quantized, rows_of
 from detgen.models.parts import Beside, Experts, FeedForward
 from detgen.models.step_parts import Branch, Keep, NormParts, joint, kept
 from detgen.program import steps
@@ -64,10 +64,11 @@ class ExpertSteps:
     """A mixture of experts, as steps take it."""
 
     def __init__(self, mlp: Experts, form: Form, keep: Keep) -> None:
-        self._experts, width, inner = mlp.down.shape
+        experts, width, inner = mlp.down.shape
+        self._experts = int(experts)
         self._activation, self._limited, self._factor = mlp.activation, mlp.limited, mlp.factor
         self._routing: dict[str, Any] = {
-            name: keep(x) if isinstance(x, torch.Tensor) else x for name, x in mlp.routing.items()
+            name: keep(x) if isinstance(x, np.ndarray) else x for name, x in mlp.routing.items()
         }
         plain: Form = form if form == "pairs" else "none"  # never in few bits
         self._router = joint([mlp.router], plain, keep)
@@ -180,12 +181,12 @@ def _one(weight: Any) -> list[Any]:
     return [weight]
 
 
-def _turns(weight: torch.Tensor | Quantized) -> list[Any]:
+def _turns(weight: np.ndarray | Quantized) -> list[Any]:
     """A gate and what it opens, of one weight, or of a bias, in which they take turns."""
     of = (slice(None, None, 2), slice(1, None, 2))
-    return [weight.rows(part) if isinstance(weight, Quantized) else weight[part] for part in of]
+    return [rows_of(weight, part) for part in of]
 
 
-def _each(weights: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
+def _each(weights: np.ndarray | Quantized) -> list[Any]:
     """The weights of each expert, of [experts, outputs, inputs]."""
-    return [weights.rows(i) if isinstance(weights, Quantized) else weights[i] for i in range(weights.shape[0])]
+    return [rows_of(weights, i) for i in range(weights.shape[0])]

@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+import numpy as np
 
 from detgen import thinking
 from detgen.errors import EngineError, QuantName
@@ -20,6 +19,8 @@ from detgen.models.mxfp4_weights import is_mxfp4
 from detgen.models.wrappers import auto_class
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from detgen.models.loading import LoadedModel
 
 
@@ -67,6 +68,8 @@ def check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
     Raises:
         ValueError: with both sizes.
     """
+    import torch
+
     with torch.device("meta"):
         model = auto_class(config).from_config(config, trust_remote_code=trusted)
     elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
@@ -83,7 +86,7 @@ def check_memory(model: nn.Module, elements: int, dtype: Any) -> None:
     Raises:
         ValueError: with both sizes.
     """
-    if isinstance(dtype, torch.dtype):
+    if isinstance(dtype, np.dtype):
         import psutil
 
         elements += sum(count - parameter.numel() for parameter, count in expanded_sizes(model).items())
@@ -91,7 +94,7 @@ def check_memory(model: nn.Module, elements: int, dtype: Any) -> None:
         if elements * dtype.itemsize > there:
             raise ValueError(
                 f"its {elements:,} parameters take {elements * dtype.itemsize / 2**30:,.1f} GiB as"
-                f" {str(dtype).removeprefix('torch.')}, and there are {there / 2**30:,.1f} GiB of memory"
+                f" {dtype.name}, and there are {there / 2**30:,.1f} GiB of memory"
             )
 
 
@@ -104,6 +107,8 @@ def check_numbers(tensors: Sequence[Tensor], config: Any, *, trusted: bool) -> N
     whole = [tensor for tensor in tensors if re.match(r"[IU]\d|BOOL", tensor.dtype)]
     if not whole or hasattr(config, "quantization_config"):
         return
+    import torch
+
     with torch.device("meta"):
         model = auto_class(config).from_config(config, trust_remote_code=trusted)
     # A file may have the names of the model's base, and others beside them that end alike: masks and positions.

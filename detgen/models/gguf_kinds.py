@@ -1,7 +1,4 @@
-"""Types of tensors of GGUF files: their blocks, and the weights in them, which are those of the gguf package.
-
-A file's header is read by this, too, so torch is imported when weights are.
-"""
+"""Types of tensors of GGUF files: their blocks, and the weights in them, which are those of the gguf package."""
 
 from __future__ import annotations
 
@@ -9,12 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from detgen.program.arrays import BFLOAT16
 from detgen.program.operands import GROUP, UNIT, Scales
 from detgen.program.storage import FORMATS, Storage, repeated
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from detgen.kernels.c.quantizing import Quantized
 
 _AT_A_TIME = 1 << 22  # entries
@@ -36,68 +34,61 @@ class Kind(NamedTuple):
     entries: int
     size: int
     storage: Storage | None = None
-    weights: Callable[[Tensor], tuple[Tensor, Scales]] | None = None
+    weights: Callable[[np.ndarray], tuple[np.ndarray, Scales]] | None = None
 
-    def read(self, blocks: Tensor) -> Quantized:
+    def read(self, blocks: np.ndarray) -> Quantized:
         """The weights in blocks of whole numbers, uint8 [blocks, size], as [blocks, entries].
 
         Raises:
             ValueError: if a scale is not finite.
         """
-        import torch
-
         from detgen.kernels.c.quantizing import Quantized
 
         assert self.weights is not None
         assert self.storage is not None
-        whole = torch.empty(len(blocks), self.entries, dtype=torch.int8)
+        whole = np.empty((len(blocks), self.entries), np.int8)
         scales, step = None, _AT_A_TIME // self.entries
         for first in range(0, len(blocks), step):
             part = slice(first, first + step)
             whole[part], some = self.weights(blocks[part])
-            scales = scales or some.each(lambda x: x.new_empty(len(blocks), *x.shape[1:]))
-            scales.each(lambda to, x, part=part: to[part].copy_(x), some)
+            scales = scales or some.each(lambda x: np.empty((len(blocks), *x.shape[1:]), x.dtype))
+            scales.each(lambda to, x, part=part: np.copyto(to[part], x), some)
         assert scales is not None
-        if not all(bool(found.isfinite().all()) for found in scales.floats() if found is not None):
+        with np.errstate(all="ignore"):
+            finite = all(np.isfinite(found).all() for found in scales.floats() if found is not None)
+        if not finite:
             raise ValueError("a scale is infinite or no number")
         return Quantized(whole, scales, self.storage)
 
 
-def _halves(x: Tensor) -> Tensor:
+def _halves(x: np.ndarray) -> np.ndarray:
     """Float16 numbers, uint8 [blocks, 2 n] -> [blocks, n]."""
-    import torch
-
-    return x.contiguous().view(torch.float16)
+    return np.ascontiguousarray(x).view(np.float16)
 
 
-def _planes(x: Tensor, bits: int, together: int) -> Tensor:
+def _planes(x: np.ndarray, bits: int, together: int) -> np.ndarray:
     """Numbers of few bits, uint8 [blocks, n] -> [blocks, n * 8 / bits]: of so many bytes, the lowest bits first."""
-    import torch
-
     if together % 8:
-        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
-        numbers: Tensor = (x.unflatten(1, (-1, 1, together)) >> shifts) & (1 << bits) - 1
-        return numbers.flatten(1)
-    # Not `contiguous`, which leaves the stride of a single block as it is.
-    eight = x.clone(memory_format=torch.contiguous_format).view(torch.int64).unflatten(1, (-1, together // 8))
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+        numbers = (x.reshape(len(x), -1, 1, together) >> shifts) & np.uint8((1 << bits) - 1)
+        return numbers.reshape(len(x), -1)
+    eight = np.ascontiguousarray(x).view(np.int64).reshape(len(x), -1, together // 8)
     planes = [eight >> shift & repeated((1 << bits) - 1) for shift in range(0, 8, bits)]
-    return torch.stack(planes, 2).view(torch.uint8).flatten(1)
+    return np.stack(planes, 2).view(np.uint8).reshape(len(x), -1)
 
 
-def _signed(x: Tensor, least: int = 0) -> Tensor:
+def _signed(x: np.ndarray, least: int = 0) -> np.ndarray:
     """Int8, numbers that are counted from `least` on."""
-    import torch
-
-    return (x + least % 256).view(torch.int8)
+    return (x + np.uint8(least % 256)).view(np.int8)
 
 
-def _in_halves(steps: Tensor, minima: Tensor | None = None) -> Scales:
+def _in_halves(steps: np.ndarray, minima: np.ndarray | None = None) -> Scales:
     """Scales, and minima, as they are, uint8 [blocks, 2] each."""
     return Scales(steps=_halves(steps), minima=None if minima is None else _halves(minima), storage=Storage.HALF)
 
 
 def _of_units(
-    steps: Tensor, units: Tensor, minima: Tensor | None = None, minimum_units: Tensor | None = None
+    steps: np.ndarray, units: np.ndarray, minima: np.ndarray | None = None, minimum_units: np.ndarray | None = None
 ) -> Scales:
     """Scales as int8 times their unit, uint8 [blocks, 2]; minima likewise, which files have with the other sign."""
     return Scales(
@@ -110,96 +101,89 @@ def _of_units(
     )
 
 
-def _q8_0(x: Tensor) -> tuple[Tensor, Scales]:
-    return _signed(x[:, 2:].contiguous()), _in_halves(x[:, :2])
+def _q8_0(x: np.ndarray) -> tuple[np.ndarray, Scales]:
+    return _signed(np.ascontiguousarray(x[:, 2:])), _in_halves(x[:, :2])
 
 
-def _q4_0(x: Tensor) -> tuple[Tensor, Scales]:
+def _q4_0(x: np.ndarray) -> tuple[np.ndarray, Scales]:
     return _signed(_planes(x[:, 2:], 4, 16), -8), _in_halves(x[:, :2])
 
 
-def _q4_1(x: Tensor) -> tuple[Tensor, Scales]:
+def _q4_1(x: np.ndarray) -> tuple[np.ndarray, Scales]:
     return _signed(_planes(x[:, 4:], 4, 16)), _in_halves(x[:, :2], x[:, 2:4])
 
 
-def _q5(x: Tensor) -> Tensor:
+def _q5(x: np.ndarray) -> np.ndarray:
     """The numbers from 0 to 31 of Q5_0 and Q5_1: the highest bits, one behind the other, come first."""
-    import torch
+    bits = (np.arange(256)[:, None] >> np.arange(8) & 1).astype(np.uint8).view(np.int64).ravel()
+    highest = bits[x[:, :4]].view(np.uint8)
+    found: np.ndarray = _planes(x[:, 4:], 4, 16) | highest << 4
+    return found
 
-    bits = (torch.arange(256)[:, None] >> torch.arange(8) & 1).to(torch.uint8).view(torch.int64).flatten()
-    highest = bits[x[:, :4].int()].view(torch.uint8)
-    return _planes(x[:, 4:], 4, 16) | highest << 4
 
-
-def _q5_0(x: Tensor) -> tuple[Tensor, Scales]:
+def _q5_0(x: np.ndarray) -> tuple[np.ndarray, Scales]:
     return _signed(_q5(x[:, 2:]), -16), _in_halves(x[:, :2])
 
 
-def _q5_1(x: Tensor) -> tuple[Tensor, Scales]:
+def _q5_1(x: np.ndarray) -> tuple[np.ndarray, Scales]:
     return _signed(_q5(x[:, 4:])), _in_halves(x[:, :2], x[:, 2:4])
 
 
-def _q2_k(x: Tensor) -> tuple[Tensor, Scales]:
+def _q2_k(x: np.ndarray) -> tuple[np.ndarray, Scales]:
     scales = _signed(x[:, :16] & 15), x[:, 80:82], _signed(x[:, :16] >> 4), x[:, 82:84]
     return _signed(_planes(x[:, 16:80], 2, 32)), _of_units(*scales)
 
 
-def _q3_k(x: Tensor) -> tuple[Tensor, Scales]:
+def _q3_k(x: np.ndarray) -> tuple[np.ndarray, Scales]:
     numbers = _planes(x[:, 32:96], 2, 32) | _planes(x[:, :32], 1, 32) << 2
     steps = _planes(x[:, 96:104], 4, 8) | _planes(x[:, 104:108], 2, 4) << 4
     return _signed(numbers, -4), _of_units(_signed(steps, -32), x[:, 108:110])
 
 
-def _of_four_and_five(x: Tensor) -> Scales:
+def _of_four_and_five(x: np.ndarray) -> Scales:
     """The scales of Q4_K and Q5_K: eight numbers of 6 bits for scales and minima each, in twelve bytes."""
-    import torch
-
     low, high, both = x[:, 4:8], x[:, 8:12], x[:, 12:16]
-    steps = torch.cat([low & 63, both & 15 | low >> 2 & 48], 1)
-    minima = torch.cat([high & 63, both >> 4 | high >> 2 & 48], 1)
+    steps = np.concatenate([low & 63, both & 15 | low >> 2 & 48], 1)
+    minima = np.concatenate([high & 63, both >> 4 | high >> 2 & 48], 1)
     return _of_units(_signed(steps), x[:, :2], _signed(minima), x[:, 2:4])
 
 
-def _q4_k(x: Tensor) -> tuple[Tensor, Scales]:
+def _q4_k(x: np.ndarray) -> tuple[np.ndarray, Scales]:
     return _signed(_planes(x[:, 16:], 4, 32)), _of_four_and_five(x)
 
 
-def _q5_k(x: Tensor) -> tuple[Tensor, Scales]:
+def _q5_k(x: np.ndarray) -> tuple[np.ndarray, Scales]:
     return _signed(_planes(x[:, 48:], 4, 32) | _planes(x[:, 16:48], 1, 32) << 4), _of_four_and_five(x)
 
 
-def _q6_k(x: Tensor) -> tuple[Tensor, Scales]:
+def _q6_k(x: np.ndarray) -> tuple[np.ndarray, Scales]:
     numbers = _planes(x[:, :128], 4, 64) | _planes(x[:, 128:192], 2, 32) << 4
-    return _signed(numbers, -32), _of_units(_signed(x[:, 192:208].contiguous()), x[:, 208:])
+    return _signed(numbers, -32), _of_units(_signed(np.ascontiguousarray(x[:, 192:208])), x[:, 208:])
 
 
-def _levels(storage: Storage, codes: Tensor) -> Tensor:
+def _levels(storage: Storage, codes: np.ndarray) -> np.ndarray:
     """Int8, what codes stand for; bytes are translated in a tenth of the time that an index takes."""
-    import torch
-
     table = bytes(level % 256 for level in FORMATS[storage].levels).ljust(256)
-    return torch.frombuffer(bytearray(codes.numpy().tobytes().translate(table)), dtype=torch.int8).view(codes.shape)
+    return np.frombuffer(codes.tobytes().translate(table), np.int8).reshape(codes.shape)
 
 
-def _iq4_nl(x: Tensor) -> tuple[Tensor, Scales]:
+def _iq4_nl(x: np.ndarray) -> tuple[np.ndarray, Scales]:
     return _levels(Storage.LEVEL, _planes(x[:, 2:], 4, 16)), _in_halves(x[:, :2])
 
 
-def _iq4_xs(x: Tensor) -> tuple[Tensor, Scales]:
-    import torch
-
-    low = ((x[:, 4:8, None] >> torch.tensor([0, 4], dtype=torch.uint8)) & 15).flatten(1)
-    high = ((x[:, 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3).flatten(1)
+def _iq4_xs(x: np.ndarray) -> tuple[np.ndarray, Scales]:
+    low = ((x[:, 4:8, None] >> np.array([0, 4], np.uint8)) & 15).reshape(len(x), -1)
+    high = ((x[:, 2:4, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3).reshape(len(x), -1)
     return _levels(Storage.LEVEL, _planes(x[:, 8:], 4, 16)), _of_units(_signed(low | high << 4, -32), x[:, :2])
 
 
-def _mxfp4(x: Tensor, together: int = 16) -> tuple[Tensor, Scales]:
+def _mxfp4(x: np.ndarray, together: int = 16) -> tuple[np.ndarray, Scales]:
     """Scales are 2^(e - 128), as numbers are twice those of E2M1."""
-    import torch
-
-    exponents = x[:, :1].int()
-    bits = torch.where(exponents < 2, 1 << 21 + exponents, (exponents - 1) << 23)  # the first two are subnormal
-    steps = bits.view(torch.float32).bfloat16()
+    exponents = x[:, :1].astype(np.int32)
+    bits = np.where(exponents < 2, 1 << 21 + exponents % 2, (exponents - 1) << 23).astype(
+        np.int32
+    )  # the first two are subnormal
+    steps = bits.view(np.float32).astype(BFLOAT16)
     return _levels(Storage.MICRO, _planes(x[:, 1:], 4, together)), Scales(steps=steps, storage=Storage.BFLOAT)
 
 

@@ -15,11 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from detgen.models.description import describe
 from detgen.models.gguf_header import Header
 from detgen.models.stored import Lying, Place, Reader, SideBySide, whole, without_weights
+from detgen.program.arrays import FLOAT32
+from detgen.program.arrays import tensor as as_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,7 +110,7 @@ def _stretch(config: Any, header: Header) -> set[str]:
 
 
 def empty_model(
-    config: Any, header: Header, path: Path, dtype: torch.dtype | None = None
+    config: Any, header: Header, path: Path, dtype: np.dtype[Any] | None = None
 ) -> tuple[PreTrainedModel, Reader]:
     """The model without its weights, and what reads them, in a number format or as they are stored.
 
@@ -124,7 +125,7 @@ def empty_model(
 
     from detgen.models.gguf_quickly import quick_gguf
 
-    model = without_weights(config, torch.float32)
+    model = without_weights(config, FLOAT32)
     if describe(model) is None or header.architecture in _OTHERWISE:
         raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {_ELSE}")
     processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
@@ -136,7 +137,7 @@ def empty_model(
     for tensor, entry in header.tensors.items():
         place = Place(path, entry.kind, entry.shape, entry.at, tensor)
         if tensor == _FACTORS:
-            _divide_frequencies(model, whole(place.read()).numpy())
+            _divide_frequencies(model, whole(place.read()))
             continue
         if part := _EXPERTS.fullmatch(tensor):
             joined, at = _PARTS[part["part"]]
@@ -186,9 +187,9 @@ def reader_of(
     orders: Mapping[str, np.ndarray],
     header: Header,
     path: Path,
-    dtype: torch.dtype | None,
+    dtype: np.dtype[Any] | None,
 ) -> Reader:
-    """What reads the weights of a model whose parameters are on `meta`, from where `kept_places` has them."""
+    """What reads the weights of a model whose parameters have no memory, from where `kept_places` has them."""
 
     def place(tensor: str) -> Place:
         entry = header.tensors[tensor]
@@ -228,7 +229,7 @@ def _processed(processor: Any, name: str, weights: np.ndarray) -> np.ndarray:
 def _divide_frequencies(model: Any, factors: np.ndarray) -> None:
     """Stretch a rotary embedding as Llama 3.1's is; the file has the factors worked out."""
     rotary = model.model.rotary_emb
-    rotary.inv_freq = rotary.inv_freq / torch.from_numpy(factors)
+    rotary.inv_freq = rotary.inv_freq / as_tensor(factors)
     rotary.original_inv_freq = rotary.inv_freq
     rotary.config.rope_parameters["frequency_factors"] = factors.tolist()
 

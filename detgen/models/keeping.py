@@ -21,7 +21,6 @@ from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -57,16 +56,16 @@ class Kept(NamedTuple):
         found["agreed"] = own.agreed
         made = dict(arrays)
         if own.reference is not None:
-            made["reference"] = own.reference.numpy()
+            made["reference"] = own.reference
         if depth is not None:
-            made["depth"] = depth.logits.numpy()
+            made["depth"] = depth.logits
             found["depth"] = {"at": depth.at, "tokens": depth.tokens, "pages": depth.pages}
         return cls({**facts, "own": found}, made)
 
     @property
     def own(self) -> OwnForward:
         """What its own forward has told."""
-        found, arrays = self.facts["own"], {name: torch.from_numpy(x) for name, x in self.arrays.items()}
+        found, arrays = self.facts["own"], self.arrays
         traits = [traits and AttentionTraits(**traits) for traits in found["traits"]]
         states = tuple(shape and StateShape(*shape) for shape in found["states"])
         cached = [(h, dk, dv) for h, dk, dv in found["cached"]]
@@ -132,7 +131,7 @@ def _versions() -> tuple[object, ...] | None:
     if any("dev" in one for one in versions):  # one version, many contents
         return None
     code, root = hashlib.sha256(), Path(detgen.__file__).parent
-    for part in ("models", "runner", "kernels", "thinking"):
+    for part in ("models", "runner", "kernels", "program", "thinking"):
         for path in sorted((root / part).rglob("*.py")):
             code.update(path.read_bytes())
     return (*versions, code.digest())

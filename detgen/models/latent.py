@@ -8,14 +8,16 @@ rotated stands first in a head here, and last in transformers; that changes no s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+import numpy as np
 
 from detgen.kernels.c.quantizing import MADE, Form, narrowed
 from detgen.models.parts import Latent, Linear, Norm, Through, UnknownError, some_rows
 from detgen.models.stored import Weight, whole
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def latent_of(attention: Any, linear: Callable[[Any], Linear], norm: Callable[[Any], Norm | None]) -> Latent:
@@ -38,7 +40,7 @@ def latent_of(attention: Any, linear: Callable[[Any], Linear], norm: Callable[[A
 
     heads = int(attention.num_heads)
     turned, plain = int(attention.qk_rope_head_dim), int(attention.qk_nope_head_dim)
-    order = torch.arange(heads * (turned + plain)).view(heads, -1).roll(turned, 1).flatten()
+    order = np.roll(np.arange(heads * (turned + plain)).reshape(heads, -1), turned, 1).ravel()
     queries: Linear | Through
     if attention.q_proj is not None:
         queries = some_rows(linear(attention.q_proj), order)
@@ -49,7 +51,7 @@ def latent_of(attention: Any, linear: Callable[[Any], Linear], norm: Callable[[A
     return Latent(queries, through(attention.kv_a_proj_with_mqa, attention.kv_a_layernorm, up))
 
 
-def expanded(weight: Weight, form: Form, *, heads: int, turned: int, values: int) -> torch.Tensor:
+def expanded(weight: Weight, form: Form, *, heads: int, turned: int, values: int) -> np.ndarray:
     """The weight that makes keys and values of all heads: all keys, then all values; what keys rotate is taken over.
 
     Args:
@@ -60,13 +62,13 @@ def expanded(weight: Weight, form: Form, *, heads: int, turned: int, values: int
         values: entries of a value.
     """
     numbers = narrowed(whole(weight), form) if form in MADE else whole(weight)
-    of_keys, of_values = numbers.unflatten(0, (heads, -1)).tensor_split([-values], dim=1)
+    of_keys, of_values = np.split(numbers.reshape(heads, -1, numbers.shape[1]), [-values], 1)
     size, short = turned + of_keys.shape[1], numbers.shape[1]
-    made = numbers.new_zeros(heads * (size + values), short + turned)
-    keys = made[: heads * size].view(heads, size, -1)
+    made = np.zeros((heads * (size + values), short + turned), numbers.dtype)
+    keys = made[: heads * size].reshape(heads, size, -1)
     keys[:, turned:, :short] = of_keys
-    keys[:, :turned, short:] = torch.eye(turned, dtype=made.dtype)
-    made[heads * size :, :short] = of_values.flatten(0, 1)
+    keys[:, :turned, short:] = np.eye(turned, dtype=np.float32).astype(made.dtype)
+    made[heads * size :, :short] = of_values.reshape(-1, short)
     return made
 
 

@@ -9,7 +9,7 @@ from detgen.models.parts import LayerInput, LayerInputs
 from detgen.models.step_parts import Branch, Keep, NormParts, joint, taken
 from detgen.models.stored import whole
 from detgen.program import steps
-from detgen.program.operands import Activation, Buffer, Into
+from detgen.program.operands import Activation, Buffer, Into, name_of
 from detgen.program.program import Program
 
 _NAME = "layer inputs"
@@ -31,7 +31,7 @@ class LayerInputsSteps:
         program.add(steps.Linear(name=_NAME, x=hidden, to=into, weight=self._linear))
         program.add(self._norm.step(f"{_NAME}, normed", made, Into(made, factor=self._scale)))
         into = Into(made, add=True, factor=self._factor * self._scale)
-        how: dict[str, Any] = {"storage": STORAGE[table.dtype], "known": self._known}
+        how: dict[str, Any] = {"storage": STORAGE[name_of(table.dtype)], "known": self._known}
         program.add(steps.Embed(name="embed_tokens_per_layer", table=table, to=into, **how))
 
 

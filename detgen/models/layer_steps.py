@@ -47,7 +47,7 @@ class LayerSteps:
         self._parallel, self._residual = layer.parallel, layer.residual
         self._beside = None if layer.beside is None else BesideSteps(layer.beside, form, keep)
         self._input = None if layer.input is None else LayerInputSteps(layer.input, form, keep)
-        self._factor = 1.0 if layer.factor is None else float(layer.factor)
+        self._factor = layer.factor
         self._laurel = None if layer.laurel is None else LaurelSteps(layer.laurel, form, keep)
         self._altup = None if layer.altup is None else AltUpSteps(layer.altup, width, form, keep)
 

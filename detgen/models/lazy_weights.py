@@ -1,38 +1,31 @@
-"""Weights that are not there yet: models read from their folder when they are packed, and what widens their weights.
+"""Weights that are not there yet: models are read from their folder when they are packed.
 
 So memory holds a model once. That is for models that become programs, from safetensors files that have their parameters
 and nothing else, by their own names, by those that their family had before, or expert by expert; transformers loads,
-converts or refuses all others. Until then, and where weights are stored in fewer bits, a forward runs `widened`.
+converts or refuses all others.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+import numpy as np
 
-from detgen.errors import EngineError
-from detgen.kernels.c.quantizing import MADE, Form, narrowed
 from detgen.models import bitsandbytes_weights, mxfp4_weights
 from detgen.models.folders import Stored, Tensor
 from detgen.models.gguf_kinds import NAMED
-from detgen.models.stored import Lying, Place, Read, Reader, Stack, taken, turned, whole, without_weights
+from detgen.models.stored import Lying, Place, Reader, Stack, turned, whole, without_weights
 from detgen.models.wrappers import is_read_here_alone, of_text, renaming, without_towers
+from detgen.program import arrays
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_AT_A_TIME = 1 << 22  # entries of a linear layer that are widened at a time
 # What names in files have in place of what parameters have, by class.
 _RENAMED = {
     "GPTNeoXForCausalLM": ("embed_out.", "lm_head."),
@@ -49,7 +42,9 @@ _JOINED = {
 }
 
 
-def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, Reader] | None:
+def empty_model(
+    folder: Path, stored: Stored, config: Any, dtype: np.dtype[Any]
+) -> tuple[PreTrainedModel, Reader] | None:
     """The model without its weights, and what reads them; None if transformers has to load them.
 
     Args:
@@ -72,8 +67,8 @@ def empty_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -
     return model, reader
 
 
-def reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader | None:
-    """What reads the weights of a model whose parameters are on `meta`; None if transformers has to load them."""
+def reader_of(model: Any, folder: Path, stored: Stored, dtype: np.dtype[Any]) -> Reader | None:
+    """What reads the weights of a model whose parameters have no memory; None if transformers has to load them."""
     try:
         found = _read_buffers(model, folder, _of_text(model, stored.tensors), dtype)
     except ValueError:
@@ -95,7 +90,7 @@ def reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> R
     return Reader(model, places, dtype)
 
 
-def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtype) -> tuple[PreTrainedModel, Reader]:
+def quantized_model(folder: Path, stored: Stored, config: Any, dtype: np.dtype[Any]) -> tuple[PreTrainedModel, Reader]:
     """The model without its weights, some of which are in MXFP4 or quantized by bitsandbytes, and what reads them.
 
     Args:
@@ -115,8 +110,8 @@ def quantized_model(folder: Path, stored: Stored, config: Any, dtype: torch.dtyp
     return model, reader
 
 
-def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.dtype) -> Reader:
-    """What reads the weights of such a model whose parameters are on `meta`; errors as `quantized_model`."""
+def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: np.dtype[Any]) -> Reader:
+    """What reads the weights of such a model whose parameters have no memory; errors as `quantized_model`."""
     of = mxfp4_weights if mxfp4_weights.are_there(stored.tensors) else bitsandbytes_weights
     few, others = of.places(folder, _read_buffers(model, folder, _of_text(model, stored.tensors), dtype))
     for tensor in others:
@@ -141,7 +136,9 @@ def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: torch.d
     return Reader(model, found, dtype)
 
 
-def _read_buffers(model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def _read_buffers(
+    model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor], dtype: np.dtype[Any]
+) -> list[Tensor]:
     """Read what a model keeps beside its parameters, in place, as transformers does; the tensors that are left.
 
     What files have of numbers that are worked out is left out, too.
@@ -159,8 +156,8 @@ def _read_buffers(model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor
             raise ValueError(f"weights are missing, or do not fit config.json: {name}")
         numbers = whole(Place(folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at).read())
         if not any(part in name for part in in_32_bits):
-            numbers = numbers.to(dtype)
-        buffers[name].data = numbers.float()
+            numbers = numbers.astype(dtype)
+        buffers[name].data = arrays.tensor(arrays.floats(numbers))
     return [tensor for name, tensor in zip(names, tensors, strict=True) if name not in buffers]
 
 
@@ -222,130 +219,3 @@ def _plain(tensor: Tensor) -> bool:
     if tensor.dtype not in ("F32", "F16", "BF16") or not isinstance(shape, list) or not shape:
         return False
     return all(type(n) is int for n in shape) and math.prod(shape) * NAMED[tensor.dtype].size == tensor.size
-
-
-# Modules that round what a module in them reads to the number format of its weights, and that one's name.
-_ROUNDING = {"NemotronHBlock": "norm", "Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head"}
-# Ends of names of linear layers that are never in few bits.
-_LIKE_ROUTERS = (
-    *("shared_expert_gate", "gate.wg", "router.proj"),
-    *("modality_router", "prediction_coefs", "correction_coefs"),  # Gemma 3n's
-)
-
-
-@contextmanager
-def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]:
-    """Inside the block, modules compute with their own parameters in float32, one module's at a time or less.
-
-    Of embeddings of tokens only the rows that are asked for are read, and of a linear layer some rows at a time.
-
-    Args:
-        model: a decoder, or a part of one.
-        read: gives the weight of a parameter.
-        form: in which linear layers and experts will be; what is quantized counts as it stands then.
-    """
-    embeddings: Any = getattr(model, "get_input_embeddings", lambda: None)  # a part need not have any
-    embedding = embeddings()
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            own = _own(module)
-            if not any(p.dtype.itemsize == 2 or p.device.type == "meta" or form in MADE for p in own.values()):
-                continue
-            if type(module) is nn.Conv1d:
-                continue
-            if type(module) is nn.Linear:
-                few: Form = "none" if name.endswith(_LIKE_ROUTERS) else form
-                module.__dict__["forward"] = partial(_product, module, own, name, read, few)
-                hooks.callback(delattr, module, "forward")
-                if name == _ROUNDING.get(type(model).__name__):
-                    module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-                    hooks.callback(_restore, own, module, None, None)
-                continue
-            if hasattr(module, "mup_vector"):  # Falcon H1's factors, in the number format of the model
-                hooks.callback(setattr, module, "mup_vector", module.mup_vector)
-                module.mup_vector = sys.modules[type(module).__module__].compute_mup_vector(model.config)
-            if hasattr(module, "correct_output_scale"):  # Gemma 3n's, which another method than a call reads
-                _widen(own, name, read, "none", module, None)
-                hooks.callback(_restore, own, module, None, None)
-                continue
-            widen: Callable[..., Any] = partial(_widen, own, name, read, form if _has_products(module) else "none")
-            if module is embedding or (type(module) is type(embedding) and type(module) is not nn.Embedding):
-                widen = partial(_look_up, own["weight"], read)
-                if own["weight"].device.type == "meta":  # where a model may look for the place of its ids
-                    module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-                    hooks.callback(_restore, own, module, None, None)
-                if isinstance(module, nn.Embedding):  # whose place in the table means something for gradients only
-                    hooks.callback(setattr, module, "padding_idx", module.padding_idx)
-                    module.padding_idx = None
-            hooks.callback(module.register_forward_pre_hook(widen).remove)
-            hooks.callback(module.register_forward_hook(partial(_restore, own), always_call=True).remove)
-        yield
-
-
-def _has_products(module: nn.Module) -> bool:
-    """Whether its weights are quantized: linear layers and experts, but not routers."""
-    name = type(module).__name__
-    return name in ("Conv1D", "FalconLinear") or name.endswith("Experts")
-
-
-def _product(
-    linear: nn.Linear, own: dict[str, nn.Parameter], name: str, read: Read, form: Form, x: torch.Tensor
-) -> torch.Tensor:
-    """What a linear layer gives."""
-    step = max(_AT_A_TIME // linear.in_features, 1)
-    weight, given = own["weight"], own.get("bias")
-    # Made first: small results between large weights that are freed would leave holes in the memory.
-    made = x.new_empty(*x.shape[:-1], linear.out_features)
-    for first in range(0, linear.out_features, step):
-        rows = slice(first, first + step)
-        bias = None if given is None else whole(read(given, rows)).float()
-        made[..., rows] = F.linear(x, _narrowed(whole(read(weight, rows)), f"{name}.weight", form), bias)
-    return made
-
-
-def _look_up(table: nn.Parameter, read: Read, module: nn.Module, args: Any) -> tuple[torch.Tensor]:
-    """Give an embedding the rows that it is asked for; where they are in its table then."""
-    ids, places = args[0].unique(return_inverse=True)
-    rows = [whole(read(table, slice(i, i + 1))) for i in ids.tolist()]
-    module.weight = nn.Parameter(torch.cat(rows).float(), requires_grad=False)
-    return (places,)
-
-
-def _widen(own: dict[str, nn.Parameter], of: str, read: Read, form: Form, module: nn.Module, args: Any) -> None:
-    for name, parameter in own.items():
-        data = taken(module, read(parameter))
-        if data.ndim > 1 and not name.endswith("bias"):
-            other = turned(module)
-            made = _narrowed(data.transpose(-1, -2) if other else data, f"{of}.{name}", form)
-            data = made.transpose(-1, -2) if other else made
-        _set(module, name, nn.Parameter(data.float(), requires_grad=False))
-
-
-def _own(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that a module computes with, by name: its own, and some of modules in it.
-
-    Those of convolutions, which it never calls, and of a norm to whose number format it rounds what that reads.
-    """
-    found = dict(module.named_parameters(recurse=False))
-    for inner, one in module.named_children():
-        if type(one) is nn.Conv1d or (inner == _ROUNDING.get(type(module).__name__) and type(one) is not nn.Linear):
-            found |= {f"{inner}.{name}": parameter for name, parameter in one.named_parameters()}
-    return found
-
-
-def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    owner, _, name = name.rpartition(".")
-    setattr(module.get_submodule(owner), name, parameter)
-
-
-def _narrowed(weight: torch.Tensor, name: str, form: Form) -> torch.Tensor:
-    """As `narrowed`, with the weight's name in what is raised."""
-    try:
-        return narrowed(weight, form)
-    except EngineError as error:
-        raise EngineError(f"{name}: {error}") from None
-
-
-def _restore(own: dict[str, nn.Parameter], module: nn.Module, args: Any, output: Any) -> None:
-    for name, parameter in own.items():
-        _set(module, name, parameter)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import nn
 
 from detgen.errors import DTypeName, EngineError, QuantName
+from detgen.interruption import interrupted_later
 from detgen.kernels.c.quantizing import MADE, Form
+from detgen.machine import CPU, Device
 from detgen.models import gguf_models, lazy_weights
 from detgen.models.adapter_files import Adapter, check_adapter
 from detgen.models.bitsandbytes_weights import QUANTS, Quantizing, is_quantized
@@ -43,21 +45,23 @@ from detgen.models.settings import context_of, ends_of, load_settings
 from detgen.models.skeleton import model_of, skeleton_of
 from detgen.models.stored import ALL, Read, Reader, Weight, fill, held
 from detgen.models.wrappers import auto_class, language_model
+from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, torch_dtype
 from detgen.progress import Observer, Unobserved
 from detgen.thinking import thinks
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
     from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
 Role = Literal["target", "draft"]
 
-_HALVES: dict[DTypeName, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, **_HALVES}
+_HALVES: dict[DTypeName, np.dtype[Any]] = {"bfloat16": BFLOAT16, "float16": FLOAT16}
+DTYPES: dict[DTypeName, np.dtype[Any]] = {"float32": FLOAT32, **_HALVES}
 
 # Number formats of checkpoints whose weights are kept in 16 bits.
-_STORED = {frozenset({"BF16"}): torch.bfloat16, frozenset({"F16"}): torch.float16}
+_STORED = {frozenset({"BF16"}): BFLOAT16, frozenset({"F16"}): FLOAT16}
 # Quantizations by the native pass, and about how many bits a weight takes then.
 FORMS: dict[QuantName, Form] = {"q8": "q8", "q4": "q4", "q4_k": "q4_k"}
 _BITS = {"q8": 8.5, "q4": 4.5, "q4_k": 4.5}
@@ -69,7 +73,8 @@ class LoadedModel:
 
     Attributes:
         name: the folder or hub name it was loaded from; "embedded:target" and "embedded:draft" for the demo models.
-        model: the transformers module, in evaluation mode; its parameters are on `meta` where they are read later.
+        model: the transformers module, in evaluation mode, or a skeleton of it; parameters that are read later have no
+            memory.
         tokenizer: its tokenizer.
         digest: SHA-256 over its weights, configuration and tokenizer; of a GGUF file, its own.
         context: most positions of a sequence.
@@ -92,11 +97,11 @@ class LoadedModel:
     eos: frozenset[int]
     form: Form = "none"
     read: Read = held
-    rounded: torch.dtype | None = None
+    rounded: np.dtype[Any] | None = None
     own: OwnForward | None = None
     keep: Callable[[OwnForward], None] | None = None
     adapter: str | None = None
-    adapter_dtype: torch.dtype | None = None
+    adapter_dtype: np.dtype[Any] | None = None
     vocabulary: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +122,7 @@ class LoadedModel:
     @property
     def packed_form(self) -> Form:
         """Of linear layers, as `panels` takes it: pairs of bf16 if that format was asked for."""
-        return "pairs" if self.form == "none" and self.rounded == torch.bfloat16 else self.form
+        return "pairs" if self.form == "none" and self.rounded == BFLOAT16 else self.form
 
     @property
     def packed_bytes(self) -> int:
@@ -140,25 +145,36 @@ class LoadedModel:
         return self.model
 
 
-def pick_device(name: str) -> torch.device:
-    """The torch device of `--device`.
+def pick_device(name: str) -> Device:
+    """The device of `--device`.
 
     Raises:
         EngineError: if there is no such device here.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as e:
-        raise EngineError(f"no device named {name!r}; use auto, cpu, cuda or cuda:N") from e
-    if device.type not in ("cpu", "cuda"):
-        raise EngineError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
+        return Device("cuda") if _cuda_devices() else CPU
+    kind, _, index = name.partition(":")
+    if name != "cpu" and (kind != "cuda" or (name != kind and not index.isdecimal())):
+        raise EngineError(f"no device named {name!r}; use auto, cpu, cuda or cuda:N")
+    if kind == "cpu":
+        return CPU
+    if not (count := _cuda_devices()):
         raise EngineError(f"device {name!r} was asked for, but torch finds no CUDA device here; use --device cpu")
-    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise EngineError(f"device {name!r} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
-    return device
+    if index and int(index) >= count:
+        raise EngineError(f"device {name!r} was asked for, but there are {count} CUDA devices")
+    return Device(kind, int(index) if index else None)
+
+
+def _cuda_devices() -> int:
+    """How many there are for torch, which is not imported to be asked where there is no driver."""
+    if "torch" not in sys.modules:
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def load_model(
@@ -211,6 +227,7 @@ def load_model(
     if at is not None and (found := _kept(at, folder, name, dtype, form, observer, reading)):
         kept_in = None if merged is None else _chosen(dtype, stored, quantized=False)
         return replace(found, adapter=merged, adapter_dtype=kept_in)
+    _import_torch(name, observer)
     from transformers import AutoModelForCausalLM
 
     _quiet()
@@ -239,7 +256,7 @@ def load_model(
             # Weights of another shape are let through to be named, and refused, by `check_weights`.
             checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}
             model, loading = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, trust_remote_code=trusted, dtype=chosen, **checks
+                folder, config=config, trust_remote_code=trusted, dtype=torch_dtype(chosen), **checks
             )
             check_weights(loading, model)
         if change is not None:
@@ -247,13 +264,13 @@ def load_model(
                 read = Merging(model, read, change)
         read = Quantizing(model, read, quant) if quantizing else read
         if read is not held and not lazy:
-            check_size(stored.size, config, torch.float32, trusted=trusted)
-            fill(model, _told(read, model, stored.size, observer), torch.float32)
+            check_size(stored.size, config, FLOAT32, trusted=trusted)
+            fill(model, _told(read, model, stored.size, observer), FLOAT32)
             read = held
         if form in MADE and not has_description(model):
             raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
         if thinks(model):
-            check_size(stored.size, config, torch.float32, trusted=trusted)
+            check_size(stored.size, config, FLOAT32, trusted=trusted)
             model = model.float() if dtype != "bfloat16" else model
         model.eval().requires_grad_(False)
         context = context_of(model.config.get_text_config())
@@ -268,9 +285,9 @@ def load_model(
     return loaded
 
 
-def _chosen(dtype: DTypeName, stored: Stored, *, quantized: bool) -> torch.dtype:
+def _chosen(dtype: DTypeName, stored: Stored, *, quantized: bool) -> np.dtype[Any]:
     """The number format in which weights are read."""
-    own = _STORED.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, torch.float32)
+    own: np.dtype[Any] = _STORED.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, FLOAT32)
     return DTYPES.get(dtype, own)
 
 
@@ -334,6 +351,7 @@ def _load_gguf(
 
     if at is not None and (found := _kept(at, path, name, dtype, "none", observer, reading)):
         return found
+    _import_torch(name, observer)
     _quiet()
     with explained(name):
         config, tokenizer = gguf_models.settings(path, header)
@@ -390,6 +408,14 @@ def adapter_digest_of(adapter: Adapter, observer: Observer) -> str:
     """
     with explained(adapter.name):
         return adapter.digest(observer)
+
+
+def _import_torch(name: str, observer: Observer) -> None:
+    """Import PyTorch, which takes seconds, to load a model of that name."""
+    observer.stage("loading PyTorch")
+    with interrupted_later():
+        import torch  # noqa: F401
+    observer.stage(f"loading {name}")
 
 
 def _quiet() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 from detgen.kernels.c.quantizing import Form
 from detgen.models.parts import Mamba
 from detgen.models.short_convolution_steps import Taps
-from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, side_by_side, taken
+from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, negative_powers, side_by_side, taken
 from detgen.program import steps
-from detgen.program.arithmetic import exponential
 from detgen.program.operands import Activation, Buffer, Into
 from detgen.program.program import Program
 from detgen.program.states import StateSpace
@@ -25,7 +24,7 @@ class MambaSteps:
         self._qkv = side_by_side(net.qkv, form, keep)
         self._gate, self._step = ((joint([linear], form, keep), linear.factor) for linear in (net.gate, net.step))
         self._taps = Taps(net.weight, net.conv_bias, Activation.SILU, keep)
-        self._rates, self._bias, self._skip = keep(-exponential(net.rates)), keep(net.bias), keep(net.skip)
+        self._rates, self._bias, self._skip = keep(negative_powers(net.rates)), keep(net.bias), keep(net.skip)
         self._limits = net.limits
         self._norm = None if net.norm is None else NormParts.of(net.norm, keep, shape.heads * shape.values)
         self._norm_first = net.norm_first

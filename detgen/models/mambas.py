@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+import numpy as np
 
 from detgen.kernels.decoder import StateShape
 from detgen.models.parts import Linear, Mamba, Norm, UnknownError, some_rows
 from detgen.models.short_convolutions import taps_of
+from detgen.models.skeleton import is_torch
+from detgen.program.arrays import floats
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def mamba_shape(net: Any) -> StateShape:
@@ -28,7 +32,7 @@ def mamba_shape(net: Any) -> StateShape:
 def mamba(
     net: Any,
     linear_of: Callable[[nn.Module], Linear],
-    tensor_of: Callable[[nn.Parameter], torch.Tensor],
+    array_of: Callable[[nn.Parameter], np.ndarray],
     factors: list[float],
 ) -> Mamba:
     """The description of a transformers module; other arguments and errors as `delta_net`.
@@ -36,7 +40,7 @@ def mamba(
     Args:
         net: the module.
         linear_of: see there.
-        tensor_of: see there.
+        array_of: see there.
         factors: of its gates, values, keys, queries and steps.
     """
     shape = mamba_shape(net)
@@ -52,19 +56,19 @@ def mamba(
         parts.append(part._replace(factor=first * factor))
         at += size
     gate, x, b, c, step = parts
-    weight, bias = taps_of(net.conv1d, shape, tensor_of)
-    order = torch.cat(torch.arange(shape.channels).split([values, keys, keys])[::-1])
-    norm, norm_first = _norm(net, tensor_of)
+    weight, bias = taps_of(net.conv1d, shape, array_of)
+    order = np.concatenate(np.split(np.arange(shape.channels), [values, values + keys])[::-1])
+    norm, norm_first = _norm(net, array_of)
     return Mamba(
         shape=shape,
         qkv=[c, b, x],
         gate=gate,
         step=step,
-        weight=weight[:, order],
+        weight=np.ascontiguousarray(weight[:, order]),
         conv_bias=None if bias is None else bias[order],
-        rates=tensor_of(net.A_log).float(),
-        bias=tensor_of(net.dt_bias).float(),
-        skip=tensor_of(net.D).float(),
+        rates=floats(array_of(net.A_log)),
+        bias=floats(array_of(net.dt_bias)),
+        skip=floats(array_of(net.D)),
         limits=(float(net.time_step_limit[0]), float(net.time_step_limit[1])),
         norm=norm,
         norm_first=norm_first,
@@ -72,16 +76,16 @@ def mamba(
     )
 
 
-def _norm(net: Any, tensor_of: Callable[[nn.Parameter], torch.Tensor]) -> tuple[Norm | None, bool]:
+def _norm(net: Any, array_of: Callable[[nn.Parameter], np.ndarray]) -> tuple[Norm | None, bool]:
     """Of its results, by groups, and whether it comes before the gate."""
     norm = net.norm
-    if type(norm) is nn.Identity:
+    if is_torch(norm, "Identity"):
         return None, False
     if not type(norm).__name__.endswith("RMSNormGated"):
         raise UnknownError("a Mamba-2 mixer with another norm")
-    weight = tensor_of(norm.weight).float()
+    weight = floats(array_of(norm.weight))
     groups = norm.n_groups if hasattr(norm, "n_groups") else len(weight) // norm.group_size
     return (
-        Norm(weight.view(groups, -1), None, norm.variance_epsilon, centred=False),
+        Norm(weight.reshape(groups, -1), None, norm.variance_epsilon, centred=False),
         bool(getattr(norm, "norm_before_gate", False)),
     )

@@ -8,10 +8,13 @@ import mmap
 import platform
 import resource
 import sys
+from typing import Any
 
-import torch
+import numpy as np
 
 from detgen.errors import EngineError
+from detgen.machine import Device
+from detgen.program.arrays import Array, torch_dtype
 
 _SHARE = 0.4  # of the free memory, unless the user says how much
 # A machine need not have room for all of a mapping, nor for a copy of it beside a copy of the process. Python names the
@@ -20,17 +23,19 @@ _KNOWN = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 _LAZY = getattr(mmap, "MAP_NORESERVE", 0x4000 if _KNOWN else 0)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Like `torch.zeros`; on a CPU, only the pages that are written are ever taken from the machine.
+def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Array:
+    """Zeros, on CUDA as a tensor; on a CPU, only the pages that are written are ever taken from the machine.
 
     Raises:
         EngineError: if there is no such memory.
     """
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+        import torch
+
+        return torch.zeros(shape, dtype=torch_dtype(dtype), device=str(device))
     count = math.prod(shape)
     if not count:
-        return torch.zeros(shape, dtype=dtype)
+        return np.zeros(shape, dtype)
     try:
         pages = mmap.mmap(-1, max(count * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _LAZY)
     except (OSError, ValueError, OverflowError) as e:
@@ -38,7 +43,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
         raise EngineError(
             f"no memory for a KV buffer of {size:,.0f} MiB ({e}); give the KV cache less with --kv-memory"
         ) from e
-    return torch.frombuffer(pages, dtype=dtype, count=count).view(shape)
+    return np.frombuffer(pages, dtype, count).reshape(shape)
 
 
 def give_back() -> None:
@@ -71,7 +76,7 @@ def _left() -> int | None:
     return int(max(limit - psutil.Process().memory_info().vms, 0))
 
 
-def free_memory(device: torch.device, mebibytes: int = 0) -> int:
+def free_memory(device: Device, mebibytes: int = 0) -> int:
     """Bytes for the KV caches where the user does not say how many: a share of what is free.
 
     A limit on the process's address space (`ulimit -v`) counts like the machine's memory. There, what is never touched
@@ -84,7 +89,7 @@ def free_memory(device: torch.device, mebibytes: int = 0) -> int:
     return int((free if left is None else min(free, max(left - (mebibytes << 20), 0))) * _SHARE)
 
 
-def room_beside(device: torch.device, reserved: int) -> int:
+def room_beside(device: Device, reserved: int) -> int:
     """Bytes that are free beside what a KV cache of so many bytes may come to take."""
     if device.type == "cuda":
         return _free(device)  # it has taken them
@@ -93,9 +98,11 @@ def room_beside(device: torch.device, reserved: int) -> int:
     return beside if left is None else min(beside, left)
 
 
-def _free(device: torch.device) -> int:
+def _free(device: Device) -> int:
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        import torch
+
+        return int(torch.cuda.mem_get_info(str(device))[0])
     import psutil  # which machines lent for a GPU may lack
 
     return int(psutil.virtual_memory().available)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import nn
+import numpy as np
 
 from detgen.errors import EngineError
-from detgen.kernels.c.modules import NativeLinear
 from detgen.models.adapter_files import Adapter
 from detgen.models.folders import Tensor
+from detgen.models.skeleton import is_torch
 from detgen.models.stored import ALL, Place, Read, turned, whole
 from detgen.models.wrappers import renaming
+from detgen.program.arrays import array, floats
+from detgen.program.arrays import tensor as as_tensor
+from detgen.program.operands import name_of
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
 _AT_A_TIME = 1 << 22  # entries of a weight that are merged at a time
@@ -36,22 +39,25 @@ class _Change(NamedTuple):
     turned: bool
     scale: float
 
-    def on(self, weight: torch.Tensor, rows: slice) -> torch.Tensor:
+    def on(self, weight: np.ndarray, rows: slice) -> np.ndarray:
         """Those rows of the merged weight, of those of the weight, in its number format."""
+        from detgen.kernels.c.modules import NativeLinear
+
         left, right = _finite(self.left), _finite(self.right)
-        left, right = (left.t()[rows], right) if self.turned else (left[rows], right.t())
-        product, made = NativeLinear(right.contiguous()), torch.empty_like(weight)
-        step, scale = max(_AT_A_TIME // weight.shape[1], 1), torch.tensor(self.scale)
+        left, right = (left.T[rows], right) if self.turned else (left[rows], right.T)
+        product, made = NativeLinear(as_tensor(np.ascontiguousarray(right))), np.empty_like(weight)
+        step, scale = max(_AT_A_TIME // weight.shape[1], 1), np.float32(self.scale)
         for first in range(0, len(weight), step):
             some = slice(first, first + step)
-            made[some] = weight[some].float() + product(left[some].contiguous()) * scale
+            part = array(product(as_tensor(np.ascontiguousarray(left[some]))))
+            made[some] = floats(weight[some]) + part * scale
         return made
 
 
-def _finite(place: Place) -> torch.Tensor:
+def _finite(place: Place) -> np.ndarray:
     """A factor in float32, [outputs, rank] or [rank, inputs]."""
-    found = whole(place.read()).float()
-    if not found.isfinite().all():
+    found = floats(whole(place.read()))
+    if not np.isfinite(found).all():
         raise EngineError(f"{place.path}: {place.name} has numbers that are not finite: the adapter's training failed")
     return found
 
@@ -90,7 +96,7 @@ class Merging:
             if module is None or weight is None:
                 raise ValueError(f"{up.file}: the model has no module {name}; is it the one that was adapted?")
             other = type(module).__name__ == "Conv1D" and turned(module)
-            if type(module) is not nn.Linear and not other:
+            if not is_torch(module, "Linear") and not other:
                 raise ValueError(f"{up.file}: {name} is a {type(module).__name__}, and only linear layers are merged")
             shape = (down.shape[1], up.shape[0]) if other else (up.shape[0], down.shape[1])
             _check(up, tuple(weight.shape), shape, owners[weight])
@@ -100,10 +106,13 @@ class Merging:
     def _place(self, tensor: Tensor) -> Place:
         return Place(self._folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at, tensor.name)
 
-    def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> torch.Tensor:
+    def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> np.ndarray:
         """The weight of a parameter, or some consecutive rows of it."""
         place, change = self._replaced.get(parameter), self._changes.get(parameter)
-        found = self._read(parameter, rows) if place is None else whole(place.read(rows)).to(parameter.dtype)
+        if place is None:
+            found = self._read(parameter, rows)
+        else:
+            found = whole(place.read(rows)).astype(name_of(parameter.dtype))
         return whole(found) if change is None else change.on(whole(found), rows)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import nn
+import numpy as np
 
 from detgen.models.activations import activation_of
 from detgen.models.parts import Experts, Linear, Norm, UnknownError
+from detgen.models.skeleton import is_parameter, is_torch
 from detgen.models.stored import Weight, turned
+from detgen.program.arrays import array, floats
 from detgen.program.operands import Activation, Scoring
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from detgen.models.description import Description
 
 
@@ -84,10 +87,10 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
     if mixture is None:
         raise UnknownError(type(mlp).__name__)
     experts, router, biases = mlp.experts, getattr(mlp, mixture.router), None
-    if type(getattr(mlp, "fc1_latent_proj", None)) is nn.Linear:
+    if is_torch(getattr(mlp, "fc1_latent_proj", None), "Linear"):
         raise UnknownError("experts that read short vectors")
     if hasattr(experts, "gate_up_proj_bias"):
-        biases = of.tensor(experts.gate_up_proj_bias), of.tensor(experts.down_proj_bias)
+        biases = of.array(experts.gate_up_proj_bias), of.array(experts.down_proj_bias)
     shared = None
     beside = next((each for each in (mlp, layer) if getattr(each, mixture.shared, None) is not None), None)
     if beside is not None:
@@ -95,11 +98,11 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
         shared = of.feed_forward(getattr(beside, mixture.shared)), None if gate is None else of.linear(gate)
     linear, routed = getattr(router, mixture.logits) if mixture.logits else router, None
     if hasattr(router, "scalar_root_size"):  # Gemma 4's
-        weight = of.tensor(router.scale).float() * router.scalar_root_size
+        weight = floats(of.array(router.scale)) * np.float32(router.scalar_root_size)
         routed = Norm(weight, None, router.norm.eps, centred=False)
     bias, gated = getattr(linear, "bias", None), hasattr(experts, "gate_up_proj")
     return Experts(
-        router=Linear(of.tensor(linear.weight), None if bias is None else of.tensor(bias)),
+        router=Linear(of.array(linear.weight), None if bias is None else of.array(bias)),
         up=_weights(of, experts, experts.gate_up_proj if gated else experts.up_proj),
         down=_weights(of, experts, experts.down_proj),
         biases=biases,
@@ -108,7 +111,7 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
         activation=Activation.SILU if mixture.clamped else activation_of(experts),
         limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
         picks=int(getattr(router, "top_k", None) or of.config.top_k_experts),
-        routing=_routing(mlp, router, mixture, of.tensor),
+        routing=_routing(mlp, router, mixture, of.array),
         weighs_inputs=mixture.weighs_inputs,
         shared=shared,
         routed=routed,
@@ -119,19 +122,19 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
 def _weights(of: Description, experts: Any, parameter: nn.Parameter) -> Weight:
     """[experts, outputs, inputs]; weights in few bits always are."""
     weight = of.weight(parameter)
-    if isinstance(weight, torch.Tensor) and turned(experts):
-        return weight.transpose(1, 2)
+    if isinstance(weight, np.ndarray) and turned(experts):
+        return weight.swapaxes(1, 2)
     return weight
 
 
-def _routing(mlp: Any, router: Any, mixture: Mixture, tensor: Callable[[Any], torch.Tensor]) -> dict[str, Any]:
+def _routing(mlp: Any, router: Any, mixture: Mixture, array_of: Callable[[Any], np.ndarray]) -> dict[str, Any]:
     """The fields of `Route` that say how a mixture's router chooses.
 
     Args:
         mlp: the module.
         router: that in it.
         mixture: its traits.
-        tensor: gives the numbers of a parameter.
+        array_of: gives the numbers of a parameter.
 
     Raises:
         UnknownError: if it chooses in another way.
@@ -159,10 +162,10 @@ def _routing(mlp: Any, router: Any, mixture: Mixture, tensor: Callable[[Any], to
     biases = [getattr(of, name, None) for of in parts for name in ("e_score_correction_bias", "expert_bias")]
     bias = next((bias for bias in biases if bias is not None), None)
     if bias is not None:
-        numbers = tensor(bias) if isinstance(bias, nn.Parameter) else bias.detach()
-        found |= {"correction": numbers.float().flatten()}
+        numbers = array_of(bias) if is_parameter(bias) else array(bias)
+        found |= {"correction": floats(numbers).ravel()}
     if hasattr(router, "per_expert_scale"):
-        found |= {"factors": tensor(router.per_expert_scale).float()}
+        found |= {"factors": floats(array_of(router.per_expert_scale))}
     if scoring != Scoring.SIGMOIDS:
         return found
     groups, names = int(getattr(router, "num_group", 1)), ("routed_scaling_factor", "router_scaling_factor")

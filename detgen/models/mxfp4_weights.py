@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Quantized
 from detgen.models.folders import Tensor
 from detgen.models.gguf_kinds import MXFP4_IN_PAIRS
 from detgen.models.stored import ALL, Place, whole
+from detgen.program.arrays import FLOAT32
 from detgen.program.operands import GROUP
 
 _BYTES = GROUP // 2  # of a block
@@ -47,9 +48,9 @@ class InMicro(NamedTuple):
         return (*self.scales.shape[:-1], GROUP * self.scales.shape[-1])
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """In which it can be read whole."""
-        return torch.float32
+        return FLOAT32
 
     @property
     def size(self) -> int:
@@ -67,10 +68,10 @@ class InMicro(NamedTuple):
             raise EngineError(
                 f"{self.scales.path.name}: the tensor {self.scales.name} is damaged: a scale is no number"
             )
-        blocks = torch.cat([scales[..., None], whole(self.blocks.read(rows))], -1)
-        found, outer = MXFP4_IN_PAIRS.read(blocks.flatten(0, -2)), scales.shape[:-1]
+        blocks = np.concatenate([scales[..., None], whole(self.blocks.read(rows))], -1)
+        found, outer = MXFP4_IN_PAIRS.read(blocks.reshape(-1, blocks.shape[-1])), scales.shape[:-1]
         return found._replace(
-            whole=found.whole.view(*outer, -1), scales=found.scales.each(lambda x: x.view(*outer, -1))
+            whole=found.whole.reshape(*outer, -1), scales=found.scales.each(lambda x: x.reshape(*outer, -1))
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.decoder import StateShape
@@ -44,7 +44,7 @@ class Depth:
     at: int
     tokens: list[int]
     pages: list[int]
-    logits: torch.Tensor
+    logits: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,6 @@ class OwnForward:
     """
 
     layout: Layout
-    reference: torch.Tensor | None = None
+    reference: np.ndarray | None = None
     depth: Depth | None = None
     agreed: str | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
+import numpy as np
 
 from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.decoder import StateShape
 from detgen.models.rotary import Rotary
 from detgen.models.stored import Weight
 from detgen.models.tuning import Tuning
+from detgen.program.arrays import taken
 from detgen.program.operands import Activation
 
 
@@ -30,8 +31,8 @@ class Norm:
         centred: whether it is a layer norm instead of a root-mean-square norm.
     """
 
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
+    weight: np.ndarray | None
+    bias: np.ndarray | None
     epsilon: float
     centred: bool
 
@@ -40,7 +41,7 @@ class Linear(NamedTuple):
     """A linear layer: weight [outputs, inputs], bias [outputs] or None; its results are multiplied by the factor."""
 
     weight: Weight
-    bias: torch.Tensor | None
+    bias: np.ndarray | None
     factor: float = 1.0
 
 
@@ -116,7 +117,7 @@ class Experts:
     router: Linear
     up: Weight
     down: Weight
-    biases: tuple[torch.Tensor, torch.Tensor] | None
+    biases: tuple[np.ndarray, np.ndarray] | None
     gated: bool
     interleaved: bool
     activation: Activation
@@ -165,7 +166,7 @@ class Attention:
     tuning: Tuning | None
     interleaved: bool
     query_scale: float | None
-    sinks: torch.Tensor | None
+    sinks: np.ndarray | None
     source: int | None = None
 
 
@@ -191,9 +192,9 @@ class DeltaNet:
     gate: Linear
     decay: Linear
     strength: Linear
-    weight: torch.Tensor
-    rates: torch.Tensor
-    bias: torch.Tensor
+    weight: np.ndarray
+    rates: np.ndarray
+    bias: np.ndarray
     norm: Norm
     out: Linear
 
@@ -216,8 +217,8 @@ class ShortConvolution:
     x: Linear
     before: Linear
     after: Linear
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    weight: np.ndarray
+    bias: np.ndarray | None
     out: Linear
 
 
@@ -245,11 +246,11 @@ class Mamba:
     qkv: list[Linear]
     gate: Linear
     step: Linear
-    weight: torch.Tensor
-    conv_bias: torch.Tensor | None
-    rates: torch.Tensor
-    bias: torch.Tensor
-    skip: torch.Tensor
+    weight: np.ndarray
+    conv_bias: np.ndarray | None
+    rates: np.ndarray
+    bias: np.ndarray
+    skip: np.ndarray
     limits: tuple[float, float]
     norm: Norm | None
     norm_first: bool
@@ -357,7 +358,7 @@ class AltUp:
     router: Linear
     predict: Linear
     correct: Linear
-    scales: torch.Tensor | None
+    scales: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +388,7 @@ class Layer:
         residual: factor of what the mixers and the feed-forward add.
         beside: experts beside the feed-forward; None for none.
         input: how it takes what the token gives it; None where tokens give nothing.
-        factor: [1], of all that the layer leaves; None for none.
+        factor: of all that the layer leaves.
         laurel: what stands beside the mixers; None for nothing.
         altup: how it reads and changes one of several streams; None where there is one.
     """
@@ -399,13 +400,13 @@ class Layer:
     residual: float
     beside: Beside | None = None
     input: LayerInput | None = None
-    factor: torch.Tensor | None = None
+    factor: float = 1.0
     laurel: Laurel | None = None
     altup: AltUp | None = None
 
 
-def some_rows(linear: Linear, rows: torch.Tensor | slice) -> Linear:
+def some_rows(linear: Linear, rows: np.ndarray | slice) -> Linear:
     """A linear layer that gives some of the results, int64 [n]."""
     weight, bias, factor = linear
-    few = weight.rows(rows) if isinstance(weight, Quantized) else weight[rows]
-    return Linear(few, None if bias is None else bias[rows], factor)
+    few = weight.rows(rows) if isinstance(weight, Quantized) else taken(weight, rows)
+    return Linear(few, None if bias is None else taken(bias, rows), factor)

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import STORAGE, Form, Quantized
@@ -21,7 +21,8 @@ from detgen.models.parts import Attention, Linear
 from detgen.models.step_parts import Angles, Entries, Keep, NormParts, as_it_is, joint, wanted_of
 from detgen.models.stored import Read, held, whole
 from detgen.program import steps
-from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into, Weight
+from detgen.program.arrays import Array
+from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into, Weight, name_of
 from detgen.program.program import Program
 from detgen.program.storage import SMALLEST, Storage
 
@@ -39,7 +40,7 @@ class ProgramBuilder:
         traits: attention traits of each layer; None of one that has none.
         form: of its linear layers, as `panels` takes it.
         read: gives the weight of a parameter.
-        keep: gives the tensor that steps read instead of one that was made for them.
+        keep: gives what steps read instead of an array that was made for them.
 
     Attributes:
         kind: class name of the model.
@@ -73,13 +74,13 @@ class ProgramBuilder:
         final, head = described.final, described.head
         self._final = None if final is None else NormParts.of(final, keep)
         self._head = None if head is None else joint([head], form, keep)
-        self._embedding: torch.Tensor | Weight
+        self._embedding: Array | Weight
         if self._head is not None and head is not None and head.weight is embedding and _has(self._head, embedding):
             self._embedding = replace(self._head, bias=None)
         elif isinstance(embedding, Quantized) and embedding.storage.whole:
             self._embedding = joint([Linear(embedding, None)], "none", keep)
         else:
-            self._embedding = keep(whole(embedding))
+            self._embedding = keep(np.ascontiguousarray(whole(embedding)))
         self._head_factor, self._softcap = described.head_factor, described.softcap
         self.outputs = self._hidden.width if head is None else head.weight.shape[0]
         described.release_head()
@@ -149,12 +150,12 @@ class ProgramBuilder:
         if isinstance(table, Weight):
             program.add(steps.EmbedColumn(name=name, weight=table, to=to))
         else:
-            program.add(steps.Embed(name=name, table=table, storage=STORAGE[table.dtype], to=to))
+            program.add(steps.Embed(name=name, table=table, storage=STORAGE[name_of(table.dtype)], to=to))
         if self._embedding_norm is not None:
             program.add(self._embedding_norm.step("embed_tokens, normed", hidden, Into(hidden)))
         if self._places is not None:
             places, offset = self._places
-            storage, to = STORAGE[places.dtype], Into(hidden, add=True)
+            storage, to = STORAGE[name_of(places.dtype)], Into(hidden, add=True)
             program.add(
                 steps.EmbedPositions(name="embed_positions", table=places, storage=storage, offset=offset, to=to)
             )
@@ -198,10 +199,11 @@ class ProgramBuilder:
             program.add(steps.Linear(name="lm_head", wanted=True, x=x, to=into, weight=head, softcap=softcap))
 
 
-def _has(packed: Weight, table: torch.Tensor | Quantized) -> bool:
+def _has(packed: Weight, table: np.ndarray | Quantized) -> bool:
     """Whether a packed output layer has the numbers of a table as they are."""
     if isinstance(table, Quantized):
         return table.storage.whole
     if packed.storage == Storage.PAIR:  # which has 0 for numbers that are too small for its products
-        return not any(((rows != 0) & (rows.abs() < SMALLEST)).any() for rows in table.split(_ROWS))
+        parts = (table[first : first + _ROWS] for first in range(0, len(table), _ROWS))
+        return not any(((rows != 0) & (np.abs(rows) < SMALLEST)).any() for rows in parts)
     return packed.storage < Storage.BYTE

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-from torch import nn
 
 from detgen.errors import EngineError
 from detgen.failing import limit_reached
@@ -43,11 +42,14 @@ def refusing(kind: str) -> Iterator[None]:
 
 def raised_in(error: BaseException) -> tuple[str, str] | None:
     """Class of the model's innermost module behind an error, and the line that it was at; None if there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # then there is no such module
+        return None
     found: tuple[FrameType, int, str] | None = None
     at = error.__traceback__
     while at is not None:
         module, place = at.tb_frame.f_locals.get("self"), at.tb_frame.f_globals.get("__name__", "")
-        if isinstance(module, nn.Module) and not place.startswith(("torch.", "detgen.")):
+        if isinstance(module, torch.nn.Module) and not place.startswith(("torch.", "detgen.")):
             found = at.tb_frame, at.tb_lineno, type(module).__name__
         at = at.tb_next
     if found is None:

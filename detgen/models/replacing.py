@@ -25,10 +25,10 @@ from detgen.kernels.c.modules import (
 )
 from detgen.kernels.c.quantizing import STORAGE
 from detgen.models.activations import ACTIVATIONS
-from detgen.models.lazy_weights import widened
 from detgen.models.rotary import rotary_of
 from detgen.models.stored import held
-from detgen.program.operands import Activation
+from detgen.models.widened_forward import widened
+from detgen.program.operands import Activation, name_of
 
 _CLOSE = 1e-4  # of the largest entry; both round
 # Of the inputs' rows that are compared: a trained model brings rows of hundreds, where one that clamps is another.
@@ -128,7 +128,7 @@ def linear_of(module: nn.Module) -> LinearParts | None:
     """A plain linear layer, GPT-2's transposed `Conv1D` among them."""
     found: Any = module
     transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-    if (type(module) is not nn.Linear and not transposed) or found.weight.dtype not in STORAGE:
+    if (type(module) is not nn.Linear and not transposed) or name_of(found.weight.dtype) not in STORAGE:
         return None
     return LinearParts(found.weight.t() if transposed else found.weight, found.bias)
 
@@ -179,7 +179,7 @@ def _experts(module: nn.Module) -> Iterator[_Candidate]:
     up, down = parameters["gate_up_proj"], parameters["down_proj"]
     if up.ndim != 3 or down.ndim != 3 or up.shape != (down.shape[0], 2 * down.shape[2], down.shape[1]):
         return
-    if up.dtype not in STORAGE:
+    if name_of(up.dtype) not in STORAGE:
         return
     count, width, _ = down.shape
     picks = min(2, count)

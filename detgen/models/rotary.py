@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from detgen.kernels.c.angles import power, powers
+from detgen.program.arrays import array, floats
 
 _FASTEST = 2.0**17  # a frequency; all that models have are at most 1
 _CLOSE = 4e-7  # of a frequency: transformers' own powers may be off by the last place
@@ -41,7 +42,7 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
         if kind is None or kind not in type_:
             return None
         settings, prefix, type_ = settings.get(kind) or {}, f"{kind}_", type_[kind]
-    own = getattr(module, f"{prefix}inv_freq").float().cpu().numpy()
+    own = floats(array(getattr(module, f"{prefix}inv_freq")))
     amplitude = float(getattr(module, f"{prefix}attention_scaling", 1.0))
     if not (np.abs(own) < _FASTEST).all() or not math.isfinite(amplitude):
         raise ValueError(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from detgen import thinking
 from detgen.errors import EngineError
 from detgen.models.explained import explained
@@ -48,7 +46,7 @@ def context_of(config: Any) -> int:
     return context
 
 
-def ends_of(model: nn.Module, tokenizer: Any) -> frozenset[int]:
+def ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """End-of-sequence ids of the generation settings and of the tokenizer."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)

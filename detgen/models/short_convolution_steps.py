@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import numpy as np
 
 from detgen.kernels.c.quantizing import Form
 from detgen.kernels.decoder import LayerStates
@@ -19,7 +19,7 @@ from detgen.program.states import Convolve
 class Taps:
     """The convolution itself, as steps take it."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation, keep: Keep) -> None:
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None, activation: Activation, keep: Keep) -> None:
         self._weight, self._bias = keep(weight), None if bias is None else keep(bias)
         self._activation = activation
 

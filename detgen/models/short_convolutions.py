@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+import numpy as np
 
 from detgen.kernels.decoder import StateShape
 from detgen.models.parts import Linear, ShortConvolution, UnknownError, some_rows
+from detgen.program.arrays import floats
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def convolution_shape(net: Any) -> StateShape:
@@ -18,11 +21,11 @@ def convolution_shape(net: Any) -> StateShape:
 
 
 def short_convolution(
-    net: Any, linear_of: Callable[[nn.Module], Linear], tensor_of: Callable[[nn.Parameter], torch.Tensor]
+    net: Any, linear_of: Callable[[nn.Module], Linear], array_of: Callable[[nn.Parameter], np.ndarray]
 ) -> ShortConvolution:
     """The description of a transformers module; arguments and errors as `delta_net`."""
     shape = convolution_shape(net)
-    weight, bias = taps_of(net.conv, shape, tensor_of)
+    weight, bias = taps_of(net.conv, shape, array_of)
     each, projected = shape.channels, linear_of(net.in_proj)
     before, after, x = (some_rows(projected, slice(i * each, (i + 1) * each)) for i in range(3))
     return ShortConvolution(
@@ -31,15 +34,15 @@ def short_convolution(
 
 
 def taps_of(
-    convolution: Any, shape: StateShape, tensor_of: Callable[[nn.Parameter], torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    convolution: Any, shape: StateShape, array_of: Callable[[nn.Parameter], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray | None]:
     """The weight, [taps, channels], and the bias of a convolution of each channel.
 
     Raises:
         UnknownError: if it is another one.
     """
-    weight = tensor_of(convolution.weight).float()
+    weight = floats(array_of(convolution.weight))
     if tuple(weight.shape) != (shape.channels, 1, shape.taps):
         raise UnknownError("a convolution that mixes channels")
-    bias = None if convolution.bias is None else tensor_of(convolution.bias).float()
-    return weight[:, 0].t().contiguous(), bias
+    bias = None if convolution.bias is None else floats(array_of(convolution.bias))
+    return np.ascontiguousarray(weight[:, 0].T), bias

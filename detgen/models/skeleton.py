@@ -1,19 +1,137 @@
 """The modules of a model without their weights, as plain data: names, numbers and shapes.
 
-Modules made of it again read like the model to whoever describes it, without transformers. They compute nothing.
+Modules made of it again read like the model to whoever describes it, without transformers and torch.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+import numpy as np
+
+from detgen.program.operands import name_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _LARGEST = 1 << 16  # entries of a buffer that is taken along: frequencies, not masks
 _UNREAD = "_keys_to_ignore_on_load_unexpected"  # patterns of names, of a transformers model
+
+
+class Parameter:
+    """A parameter without numbers.
+
+    Attributes:
+        shape: its sizes.
+        dtype: its number format.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape, self.dtype = shape, dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many sizes there are."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """How many numbers it would have."""
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        """Bytes of one of them."""
+        return self.dtype.itemsize
+
+
+class Module:
+    """A module that computes nothing; what is asked of it is called as torch calls it."""
+
+    def __init__(self) -> None:
+        self.__dict__["_parts"] = {}, {}, {}  # modules, parameters, buffers
+
+    def put(self, kind: int, name: str, value: Any) -> None:
+        """Take a module (0), a parameter (1) or a buffer (2)."""
+        self._parts[kind][name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        for parts in self.__dict__.get("_parts", ()):
+            if name in parts:
+                return parts[name]
+        raise AttributeError(f"{type(self).__name__} has no {name}")
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules in it."""
+        yield from ((name, part) for name, part in self._parts[0].items() if part is not None)
+
+    def named_modules(self) -> Iterator[tuple[str, Module]]:
+        """Itself and all modules in it, each once, by the paths to them."""
+        seen: set[int] = set()
+
+        def below(path: str, module: Module) -> Iterator[tuple[str, Module]]:
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield path, module
+                for name, part in module.named_children():
+                    yield from below(f"{path}.{name}" if path else name, part)
+
+        yield from below("", self)
+
+    def modules(self) -> Iterator[Module]:
+        """The same without paths."""
+        yield from (module for _, module in self.named_modules())
+
+    def _named(self, kind: int, recurse: bool) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        for path, module in self.named_modules() if recurse else [("", self)]:
+            for name, part in module._parts[kind].items():
+                if part is not None and id(part) not in seen:
+                    seen.add(id(part))
+                    yield f"{path}.{name}" if path else name, part
+
+    def named_parameters(self, *, recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """Its parameters, and those of the modules in it, each once."""
+        yield from self._named(1, recurse)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """The same without names."""
+        yield from (part for _, part in self.named_parameters())
+
+    def named_buffers(self) -> Iterator[tuple[str, np.ndarray]]:
+        """What it has of numbers that are no parameters."""
+        yield from self._named(2, recurse=True)
+
+    def state_dict(self) -> dict[str, Parameter]:
+        """What files have of it."""
+        return dict(self.named_parameters())
+
+
+class _Modules(Module):
+    """A list of modules."""
+
+    def __len__(self) -> int:
+        return len(self._parts[0])
+
+    def __getitem__(self, index: int) -> Module:
+        found: Module = self._parts[0][str(range(len(self))[index])]
+        return found
+
+    def __iter__(self) -> Iterator[Module]:
+        yield from self._parts[0].values()
+
+
+def is_torch(module: Any, name: str) -> bool:
+    """Whether a module, of torch or of a skeleton, is of that class in torch itself."""
+    kind = type(module)
+    return kind.__name__ == name and kind.__module__.startswith("torch.nn.")
+
+
+def is_parameter(value: Any) -> bool:
+    """Whether an attribute of a module is a parameter, not a buffer."""
+    return type(value).__name__ == "Parameter"
 
 
 class Settings:
@@ -41,7 +159,7 @@ def skeleton_of(model: Any) -> dict[str, Any] | None:
     return {
         "modules": modules,
         "unread": list(getattr(model, _UNREAD, None) or ()),
-        "parameters": [[list(p.shape), str(p.dtype).removeprefix("torch.")] for p in parameters],
+        "parameters": [[list(p.shape), name_of(p.dtype)] for p in parameters],
         "configs": [_values(config) for config in configs.values()],
         "config": list(configs).index(id(model.config)),
     }
@@ -86,11 +204,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def model_of(skeleton: dict[str, Any]) -> Any:
-    """The modules of a skeleton, in evaluation mode, with parameters on `meta`."""
-    parameters = [
-        nn.Parameter(torch.empty(shape, dtype=getattr(torch, dtype), device="meta"), requires_grad=False)
-        for shape, dtype in skeleton["parameters"]
-    ]
+    """The modules of a skeleton."""
+    parameters = [Parameter(tuple(shape), np.dtype(dtype)) for shape, dtype in skeleton["parameters"]]
     configs = [Settings(values) for values in skeleton["configs"]]
     model: Any = _made(skeleton["modules"], parameters, configs)
     model.config = configs[skeleton["config"]]
@@ -98,24 +213,23 @@ def model_of(skeleton: dict[str, Any]) -> Any:
     return model
 
 
-def _made(taken: dict[str, Any], parameters: list[nn.Parameter], configs: list[Settings]) -> nn.Module:
-    kind = getattr(nn, taken["class"]) if taken["torch"] else _class(taken["class"])
-    module: nn.Module = kind.__new__(kind)
-    nn.Module.__init__(module)
+def _made(taken: dict[str, Any], parameters: list[Parameter], configs: list[Settings]) -> Any:
+    module: Any = _class(taken["class"], torch=taken["torch"])()
     if "config" in taken:
         module.config = configs[taken["config"]]
     for name, value in taken["settings"].items():
         setattr(module, name, value)
     for name, numbers in taken["buffers"].items():
-        module.register_buffer(name, torch.tensor(numbers), persistent=False)
+        module.put(2, name, np.array(numbers, np.float32))
     for name, index in taken["parameters"].items():
-        module.register_parameter(name, None if index is None else parameters[index])
+        module.put(1, name, None if index is None else parameters[index])
     for name, inner in taken["modules"].items():
-        module.add_module(name, None if inner is None else _made(inner, parameters, configs))
+        module.put(0, name, None if inner is None else _made(inner, parameters, configs))
     return module
 
 
 @cache
-def _class(name: str) -> type[nn.Module]:
+def _class(name: str, *, torch: bool) -> type[Module]:
     """A class of modules by that name, which is all that is asked of it."""
-    return type(name, (nn.Module,), {})
+    base = _Modules if name == "ModuleList" else Module
+    return type(name, (base,), {"__module__": "torch.nn.modules" if torch else __name__})

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+import numpy as np
 
 from detgen.kernels.decoder import StateShape
 from detgen.models.delta_nets import delta_net, delta_shape
 from detgen.models.mambas import mamba, mamba_shape
 from detgen.models.parts import Linear, Mixer
 from detgen.models.short_convolutions import convolution_shape, short_convolution
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _SHAPES: dict[str, Callable[[Any], StateShape]] = {
     "GatedDeltaNet": delta_shape,
@@ -33,7 +35,7 @@ def state_mixer(
     layer: Any,
     config: Any,
     linear_of: Callable[[nn.Module], Linear],
-    tensor_of: Callable[[nn.Parameter], torch.Tensor],
+    array_of: Callable[[nn.Parameter], np.ndarray],
 ) -> Mixer:
     """The description of such a module.
 
@@ -42,17 +44,17 @@ def state_mixer(
         layer: that it is in.
         config: of the model.
         linear_of: describes a linear layer of it.
-        tensor_of: gives a parameter of it.
+        array_of: gives a parameter of it.
 
     Raises:
         UnknownError: if it is another kind of net.
     """
     kind = _kind(net)
     if kind == "GatedDeltaNet":
-        return delta_net(net, linear_of, tensor_of)
+        return delta_net(net, linear_of, array_of)
     if kind == "ShortConv":
-        return short_convolution(net, linear_of, tensor_of)
-    found = mamba(net, linear_of, tensor_of, getattr(config, "ssm_multipliers", None) or [1.0] * 5)
+        return short_convolution(net, linear_of, array_of)
+    found = mamba(net, linear_of, array_of, getattr(config, "ssm_multipliers", None) or [1.0] * 5)
     return replace(found, out=found.out._replace(factor=float(getattr(layer, "ssm_out_multiplier", 1.0))))
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from itertools import groupby
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import torch
+import numpy as np
 
 from detgen.kernels.c.angles import turns
 from detgen.kernels.c.panels import joined
@@ -17,17 +16,18 @@ from detgen.models.parts import Linear, Norm, UnknownError
 from detgen.models.rotary import Rotary
 from detgen.models.tuning import Tuning
 from detgen.program import steps
+from detgen.program.arrays import Array, array, each, tensor
 from detgen.program.operands import Buffer, Into, Weight
 from detgen.program.program import Program
 
 _POSITIONS = 2048  # for which angles are worked out at first
 
-# Gives the tensor that steps read instead of one that was made for them: where its numbers are kept.
-Keep: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+# Gives what steps read instead of an array that was made for them: where its numbers are kept.
+Keep: TypeAlias = Callable[[np.ndarray], Array]
 
 
-def as_it_is(x: torch.Tensor) -> torch.Tensor:
-    """Keeps a tensor where it was made."""
+def as_it_is(x: np.ndarray) -> Array:
+    """Keeps an array where it was made."""
     return x
 
 
@@ -37,8 +37,8 @@ class Angles:
     def __init__(self, keep: Keep) -> None:
         self.positions = 0
         self._keep = keep
-        self._tables: dict[tuple[bytes, float], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._factors: dict[Tuning, torch.Tensor] = {}
+        self._tables: dict[tuple[bytes, float], tuple[Array, Array]] = {}
+        self._factors: dict[Tuning, Array] = {}
 
     def reach(self, positions: int) -> None:
         """Have room for that many positions, and some more."""
@@ -46,7 +46,7 @@ class Angles:
         self._tables.clear()
         self._factors.clear()
 
-    def of(self, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, rotary: Rotary) -> tuple[Array, Array]:
         """Cosines and sines, [positions, angles] each."""
         key = rotary.frequencies.tobytes(), rotary.amplitude
         if key not in self._tables:
@@ -54,7 +54,7 @@ class Angles:
             self._tables[key] = self._keep(cosines), self._keep(sines)
         return self._tables[key]
 
-    def factors(self, tuning: Tuning) -> torch.Tensor:
+    def factors(self, tuning: Tuning) -> Array:
         """Those of queries, [positions]."""
         if tuning not in self._factors:
             self._factors[tuning] = self._keep(tuning.factors(self.positions))
@@ -70,8 +70,8 @@ class Entries(NamedTuple):
         states: None of a layer that keeps none.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: Array
+    values: Array
     states: LayerStates | None
 
 
@@ -80,8 +80,8 @@ class NormParts(NamedTuple):
 
     vectors: int
     size: int
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    weight: Array
+    bias: Array | None
     epsilon: float
     centred: bool
 
@@ -90,8 +90,8 @@ class NormParts(NamedTuple):
         """A norm of a row with that many entries, of each head if it is one of heads; without a number, of a row."""
         if norm.weight is None:
             raise UnknownError("a norm without a weight")
-        weight = keep(norm.weight.contiguous())
-        bias = None if norm.bias is None else keep(norm.bias.contiguous())
+        weight = keep(np.ascontiguousarray(norm.weight))
+        bias = None if norm.bias is None else keep(np.ascontiguousarray(norm.bias))
         size = weight.shape[-1]
         return cls(1 if entries is None else entries // size, size, weight, bias, norm.epsilon, norm.centred)
 
@@ -149,11 +149,16 @@ def side_by_side(linears: list[Linear], form: Form, keep: Keep) -> list[tuple[in
 
 
 def kept(weight: Weight, keep: Keep) -> Weight:
-    """The same weight with other tensors."""
-    found = {f.name: getattr(weight, f.name) for f in fields(weight)}
-    changed: dict[str, Any] = {name: keep(x) for name, x in found.items() if isinstance(x, torch.Tensor)}
-    scales = None if weight.scales is None else weight.scales.each(keep)
-    return replace(weight, scales=scales, **changed)
+    """The same weight, its arrays where they are kept."""
+    found: Weight = each(weight, keep)
+    return found
+
+
+def negative_powers(exponents: np.ndarray) -> np.ndarray:
+    """-e^x, float32, as docs/numerics.md states the exponential."""
+    from detgen.program.arithmetic import exponential
+
+    return array(-exponential(tensor(exponents)))
 
 
 def wanted_of(x: Buffer) -> Buffer:

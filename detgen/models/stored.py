@@ -1,6 +1,6 @@
 """Weights that are read from their file when they are wanted, a parameter at a time.
 
-The parameters of such a model are on torch's `meta` device: they have shapes, and no memory.
+The parameters of such a model have shapes, and no memory: they are of a skeleton, or on torch's `meta` device.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
-from torch import nn
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Quantized, cat
 from detgen.models.gguf_kinds import NAMED, Kind
+from detgen.models.skeleton import Parameter
+from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, array, floats, placeholder, tensor, torch_dtype
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
     from transformers import PreTrainedModel
 
-Weight = torch.Tensor | Quantized
+Weight = np.ndarray | Quantized
 ALL = slice(None)
 
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "I8": torch.int8}
+_PLAIN = {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16, "U8": np.dtype(np.uint8), "I8": np.dtype(np.int8)}
 _KINDS = NAMED | {name: Kind(name, 1, 1) for name in ("U8", "I8")}
 
 
@@ -35,13 +37,15 @@ class Read(Protocol):
         """The weight of a parameter, or some consecutive rows of it."""
 
 
-def held(parameter: nn.Parameter, rows: slice = ALL) -> torch.Tensor:
-    """The weight of a parameter that has one."""
-    return parameter.detach()[rows]
+def held(parameter: Any, rows: slice = ALL) -> np.ndarray:
+    """The weight of a parameter that has one; else a placeholder."""
+    if isinstance(parameter, Parameter):
+        return placeholder(parameter.shape, parameter.dtype)[rows]
+    return array(parameter)[rows]
 
 
-def whole(weight: Weight) -> torch.Tensor:
-    """A weight as a tensor, in float32 if it is kept in few bits."""
+def whole(weight: Weight) -> np.ndarray:
+    """A weight as an array, in float32 if it is kept in few bits."""
     return weight.weight() if isinstance(weight, Quantized) else weight
 
 
@@ -53,7 +57,7 @@ def turned(module: nn.Module) -> bool:
 def taken(module: nn.Module, weight: Weight) -> torch.Tensor:
     """A weight as a module takes it: few bits are kept [..., outputs, inputs]."""
     other = isinstance(weight, Quantized) and turned(module)
-    return whole(weight).transpose(-1, -2).contiguous() if other else whole(weight)
+    return tensor(np.ascontiguousarray(whole(weight).swapaxes(-1, -2)) if other else whole(weight))
 
 
 class Lying(Protocol):
@@ -65,7 +69,7 @@ class Lying(Protocol):
         ...
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """In which it can be read whole."""
         ...
 
@@ -96,9 +100,10 @@ class Place(NamedTuple):
     change: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """In which it can be read whole."""
-        return _PLAIN.get(self.kind, torch.float32)
+        found: np.dtype[Any] = _PLAIN.get(self.kind, FLOAT32)
+        return found
 
     def read(self, rows: slice = ALL) -> Weight:
         """The weight, or some consecutive rows of it.
@@ -120,38 +125,38 @@ class Place(NamedTuple):
         kind = _KINDS[self.kind]
         return math.prod(self.shape) // kind.entries * kind.size
 
-    def _bytes(self) -> torch.Tensor:
+    def _bytes(self) -> np.ndarray:
         """As they are stored, [blocks, bytes of a block]."""
-        data = torch.empty(self.size, dtype=torch.uint8)
+        left = data = np.empty(self.size, np.uint8)
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.at)
-            left = data.numpy()
             while len(left):
                 count = file.readinto(left.data)
                 if not count:
                     raise EngineError(f"{self.path.name} has become shorter since it was looked at")
                 left = left[count:]
-        return data.view(-1, _KINDS[self.kind].size)
+        return data.reshape(-1, _KINDS[self.kind].size)
 
     def _changed(self, weight: Weight) -> Weight:
         """The weight in the model's order, as the model takes it."""
         if self.change is not None:
-            return torch.from_numpy(np.ascontiguousarray(self.change(whole(weight).float().numpy())))
-        order = torch.from_numpy(self.order)
-        return weight.rows(order) if isinstance(weight, Quantized) else weight[order]
+            return np.ascontiguousarray(self.change(floats(whole(weight))))
+        assert self.order is not None, "asked before"
+        return weight.rows(self.order) if isinstance(weight, Quantized) else weight[self.order]
 
-    def _made(self, data: torch.Tensor) -> Weight:
+    def _made(self, data: np.ndarray) -> Weight:
         """The weight of bytes, [blocks, bytes of a block]."""
         kind = _KINDS[self.kind]
         if kind.weights is None:
-            return data.view(-1).view(_PLAIN[self.kind]).view(self.shape)
+            plain: np.ndarray = data.reshape(-1).view(_PLAIN[self.kind]).reshape(self.shape)
+            return plain
         try:
             found = kind.read(data)
         except ValueError as error:
             raise EngineError(f"{self.path.name}: the tensor {self.name} is damaged: {error}") from None
         rows = self.shape[:-1]
-        scales = found.scales.each(lambda x: x.view(*rows, -1))
-        made = found._replace(whole=found.whole.view(self.shape), scales=scales)
+        scales = found.scales.each(lambda x: x.reshape(*rows, -1))
+        made = found._replace(whole=found.whole.reshape(self.shape), scales=scales)
         return made if rows else made.weight()
 
 
@@ -171,10 +176,10 @@ class SideBySide(NamedTuple):
         return experts, sum(part.shape[1] for part in self.parts), inputs
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """In which it can be read whole."""
         kinds = {part.dtype for part in self.parts}
-        return kinds.pop() if len(kinds) == 1 else torch.float32
+        return kinds.pop() if len(kinds) == 1 else FLOAT32
 
     @property
     def size(self) -> int:
@@ -212,17 +217,17 @@ class Stack(NamedTuple):
         return len(self.parts), sum(part.shape[0] for part in first), first[0].shape[1]
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """In which they can be read: theirs if all have one."""
         kinds = {part.dtype for expert in self.parts for part in expert}
-        return kinds.pop() if len(kinds) == 1 else torch.float32
+        return kinds.pop() if len(kinds) == 1 else FLOAT32
 
-    def read(self, rows: slice = ALL) -> torch.Tensor:
+    def read(self, rows: slice = ALL) -> np.ndarray:
         """The weights of all experts, or of some consecutive ones; errors as `Place.read`."""
         experts = self.parts[rows]
-        made = torch.empty(len(experts), *self.shape[1:], dtype=self.dtype)
+        made = np.empty((len(experts), *self.shape[1:]), self.dtype)
         for expert, to in zip(experts, made, strict=True):
-            torch.cat([whole(part.read()).to(made.dtype) for part in expert], out=to)
+            np.concatenate([whole(part.read()).astype(made.dtype, copy=False) for part in expert], out=to)
         return made
 
 
@@ -230,7 +235,7 @@ class Reader:
     """Reads the weights of a model.
 
     Args:
-        model: with parameters on `meta`.
+        model: whose parameters have no memory.
         places: of its parameters, by their names.
         dtype: which numbers get that a file has as such; None leaves them as they are.
 
@@ -238,7 +243,7 @@ class Reader:
         places: of its parameters, by their names.
     """
 
-    def __init__(self, model: nn.Module, places: Mapping[str, Lying], dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: nn.Module, places: Mapping[str, Lying], dtype: np.dtype[Any] | None = None) -> None:
         self.places = places
         self._places = {parameter: places[name] for name, parameter in model.named_parameters()}
         self._dtype = dtype
@@ -257,7 +262,10 @@ class Reader:
         """The weight of a parameter, or some consecutive rows of it."""
         place = self._places[parameter]
         weight = place.read(rows)
-        return weight.to(self._dtype) if isinstance(weight, torch.Tensor) and _is_plain(place) else weight
+        if self._dtype is None or isinstance(weight, Quantized) or not _is_plain(place):
+            return weight
+        with np.errstate(over="ignore"):
+            return weight.astype(self._dtype, copy=False)
 
 
 def _is_plain(place: Lying) -> bool:
@@ -266,21 +274,25 @@ def _is_plain(place: Lying) -> bool:
     return all(isinstance(part, Place | SideBySide) for part in parts)
 
 
-def fill(model: Any, read: Read, dtype: torch.dtype | None = None) -> None:
+def fill(model: Any, read: Read, dtype: np.dtype[Any] | None = None) -> None:
     """Give a model its weights, in memory and in that number format; None leaves those in which they are read."""
+    from torch import nn
+
+    wanted = None if dtype is None else torch_dtype(dtype)
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter not in made:
-                made[parameter] = nn.Parameter(taken(module, read(parameter)).to(dtype), requires_grad=False)
+                made[parameter] = nn.Parameter(taken(module, read(parameter)).to(wanted), requires_grad=False)
             setattr(module, name, made[parameter])
 
 
-def without_weights(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+def without_weights(config: Any, dtype: np.dtype[Any]) -> PreTrainedModel:
     """A decoder whose parameters are on `meta`, and have that number format; its buffers are there, in their own.
 
     Single numbers, by which embeddings are multiplied, are rounded to it, as transformers does.
     """
+    import torch
     from accelerate import init_empty_weights
 
     from detgen.models.wrappers import auto_class
@@ -289,9 +301,9 @@ def without_weights(config: Any, dtype: torch.dtype) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = auto_class(config).from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+        parameter.data = parameter.data.to(torch_dtype(dtype))
     for buffer in model.buffers():
         if buffer.is_floating_point() and not buffer.ndim:
-            buffer.data = buffer.data.to(dtype)
+            buffer.data = buffer.data.to(torch_dtype(dtype))
     model.tie_weights()  # which making them empty undoes
     return model

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from detgen.program.fdlibm import logarithm
 
@@ -23,10 +22,11 @@ class Tuning(NamedTuple):
     by: float
     offset: int
 
-    def factors(self, positions: int) -> torch.Tensor:
+    def factors(self, positions: int) -> np.ndarray:
         """Those of the first positions, float32 [positions], each rounded once."""
         steps = np.floor((np.arange(positions, dtype=np.float64) + self.offset) / self.every)
-        return torch.from_numpy((1 + self.by * logarithm(1 + steps)).astype(np.float32))
+        found: np.ndarray = (1 + self.by * logarithm(1 + steps)).astype(np.float32)
+        return found
 
 
 def tuning_of(attention: Any, config: Any) -> Tuning | None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
 _PATH = "model.language_model"
@@ -28,7 +27,7 @@ def auto_class(config: Any) -> Any:
 def language_model(model: nn.Module) -> str | None:
     """The path of the language model in a wrapper; None if the model is no wrapper."""
     found = getattr(getattr(model, "model", None), "language_model", None)
-    return _PATH if isinstance(found, nn.Module) else None
+    return _PATH if hasattr(found, "named_parameters") else None
 
 
 def is_read_here_alone(model: PreTrainedModel) -> bool:
@@ -40,6 +39,8 @@ def without_towers(model: PreTrainedModel) -> set[str]:
     """Leave out what is beside the language model, in place; the names of the tensors that were there."""
     if language_model(model) is None:
         return set()
+    from torch import nn
+
     before = set(model.state_dict())
     for name, module in list(model.model.named_children()):
         if f"model.{name}" != _PATH and next(module.parameters(), None) is not None:

@@ -5,17 +5,32 @@ Promise: an entry within the bounds keeps its bits; what becomes of another depe
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+
+from detgen.program.operands import name_of
+
+if TYPE_CHECKING:
+    import torch
 
 _MOST = 1e18  # products of two such entries, added up over a head, are far from overflowing float32
 
 
-def most(dtype: torch.dtype) -> float:
-    """The bound of a number format: 1e18, or its largest number."""
-    return min(_MOST, torch.finfo(dtype).max)
+def most(dtype: str) -> float:
+    """The bound of a number format, by its name: 1e18, or its largest number."""
+    return min(_MOST, float(ml_dtypes.finfo(dtype).max))
 
 
 def bounded(x: torch.Tensor) -> torch.Tensor:
     """A copy of x in which NaN is 0 and what lies beyond the bounds, infinities too, lies on them."""
-    limit = most(x.dtype)
+    limit = most(name_of(x.dtype))
     return x.nan_to_num(0.0, limit, -limit).clamp_(-limit, limit)
+
+
+def bounded_array(x: np.ndarray) -> np.ndarray:
+    """The same of an array in float32."""
+    limit = most("float32")
+    found: np.ndarray = np.nan_to_num(x, nan=0.0, posinf=limit, neginf=-limit).clip(-limit, limit)
+    return found

@@ -32,6 +32,7 @@ from detgen.program.arithmetic import (
     total,
     whole_linear,
 )
+from detgen.program.arrays import Array, each, tensor
 from detgen.program.attention import Attended, of_block
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.finite import bounded
@@ -69,12 +70,12 @@ class Interpreter:
         self.program = program
 
     @torch.no_grad()
-    def run(self, rows: Rows, given: Mapping[Buffer, Tensor], take: Take | None = None) -> Tensor:
+    def run(self, rows: Rows, given: Mapping[Buffer, Array], take: Take | None = None) -> Tensor:
         """Run a pass; keys and values go to the caches that the steps name.
 
         Args:
             rows: those of the pass.
-            given: tensors that are buffers, float32 [rows or n, width].
+            given: what is used as buffers, float32 [rows or n, width].
             take: receives what each step wrote.
 
         Returns:
@@ -83,10 +84,11 @@ class Interpreter:
         Raises:
             TypeError: if a step is of a kind that is not known here.
         """
-        at = Pass(rows, {b: torch.zeros(len(rows.ids), b.width) for b in self.program.buffers} | dict(given))
+        buffers = {b: torch.zeros(len(rows.ids), b.width) for b in self.program.buffers}
+        at = Pass(rows.to("cpu"), buffers | {b: tensor(x) for b, x in given.items()})
         for step in self.program.steps:
             at.wanted = step.wanted
-            compute(step, at)
+            compute(each(step, tensor), at)
             if take is not None:
                 take(step.name, at[step.writes])
         return at.broken

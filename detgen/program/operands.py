@@ -1,6 +1,6 @@
 """What steps are made of: buffers, weights, caches, and what all steps have.
 
-Fields are of these types, of the tensors that are told apart here, or plain numbers. What does not fit together is said
+Fields are of these types, of the arrays that are told apart here, or plain numbers. What does not fit together is said
 when a step is added to a program. setup.py reads this module: it imports neither torch nor numpy.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from detgen.program.storage import FORMATS, Storage
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from detgen.program.arrays import Array
 
 ARITHMETIC = "detgen-2"  # the name of what docs/numerics.md states
 PAGE = 64  # positions of a page of the KV cache, and keys of a block of attention
@@ -33,11 +33,27 @@ MOST_PICKS = 64  # experts of a row
 MOST_EXPERTS = 4096  # of a mixture
 MOST_MIXED = 16  # vectors of a row that are mixed
 
-# What a tensor is to a step.
-Floats: TypeAlias = "Tensor"  # float32 numbers
-Entries: TypeAlias = "Tensor"  # numbers that steps write to, in a format of `Storage`
-Stored: TypeAlias = "Tensor"  # numbers in one of the formats of `Storage`
-TENSORS = ("Floats", "Entries", "Stored")
+# What an array is to a step.
+Floats: TypeAlias = "Array"  # float32 numbers
+Entries: TypeAlias = "Array"  # numbers that steps write to, in a format of `Storage`
+Stored: TypeAlias = "Array"  # numbers in one of the formats of `Storage`
+ARRAYS = ("Floats", "Entries", "Stored")
+
+
+def address(x: Any) -> int:
+    """Where the first number of an array, or of a tensor, lies in memory."""
+    found: int = x.data_ptr() if hasattr(x, "data_ptr") else x.ctypes.data
+    return found
+
+
+def name_of(dtype: Any) -> str:
+    """The name of a number format of numpy or torch."""
+    return str(dtype).removeprefix("torch.")
+
+
+def is_contiguous(x: Any) -> bool:
+    """Whether the numbers of an array, or of a tensor, stand one behind the other."""
+    return bool(x.flags.c_contiguous if hasattr(x, "flags") else x.is_contiguous())
 
 
 class Activation(IntEnum):
@@ -116,20 +132,20 @@ class Scales:
         """What scales have in common that one weight has."""
         return self.storage, self.group, self.minima is not None
 
-    def each(self, made: Callable[..., Tensor], *others: Scales) -> Scales:
-        """With other tensors: what is made of each of them, and of those of other scales of the same kind."""
+    def each(self, made: Callable[..., Array], *others: Scales) -> Scales:
+        """With other arrays: what is made of each of them, and of those of other scales of the same kind."""
         names = ("steps", "units", "minima", "minimum_units")
-        tensors = {name: [getattr(each, name) for each in (self, *others)] for name in names}
-        changed: dict[str, Any] = {name: made(*found) for name, found in tensors.items() if found[0] is not None}
+        arrays = {name: [getattr(each, name) for each in (self, *others)] for name in names}
+        changed: dict[str, Any] = {name: made(*found) for name, found in arrays.items() if found[0] is not None}
         return replace(self, **changed)
 
     @property
     def nbytes(self) -> int:
         """What they take."""
-        tensors = (self.steps, self.units, self.minima, self.minimum_units)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        arrays = (self.steps, self.units, self.minima, self.minimum_units)
+        return sum(array.nbytes for array in arrays if array is not None)
 
-    def floats(self, dim: int = -1) -> tuple[Tensor, Tensor | None]:
+    def floats(self, dim: int = -1) -> tuple[Array, Array | None]:
         """float32, scales and minima, if there are any; groups are counted by dimension `dim`."""
         minima = None if self.minima is None else _times(self.minima, self.minimum_units, dim)
         return _times(self.steps, self.units, dim), minima
@@ -155,10 +171,17 @@ class Scales:
 _SCALES = {Storage.FLOAT: "float32", Storage.HALF: "float16", Storage.BFLOAT: "bfloat16", Storage.BYTE: "int8"}
 
 
-def _times(steps: Tensor, units: Tensor | None, dim: int) -> Tensor:
+def _times(steps: Any, units: Any, dim: int) -> Any:
     if units is None:
-        return steps.float()
-    return steps * units.float().repeat_interleave(steps.shape[dim] // units.shape[dim], dim)
+        return _floats(steps)
+    times = steps.shape[dim] // units.shape[dim]
+    if hasattr(units, "repeat_interleave"):
+        return steps * units.float().repeat_interleave(times, dim)
+    return steps * _floats(units).repeat(times, dim)
+
+
+def _floats(x: Any) -> Any:
+    return x.float() if hasattr(x, "float") else x.astype("float32")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,7 +222,7 @@ class Weight:
         made = FORMATS[self.storage]
         if self.inputs % made.together:
             yield f"weights in {self.storage.name} take {made.together} inputs together, which {self.inputs} are not"
-        width = made.together * PANEL * made.bits // (8 * self.data.element_size())
+        width = made.together * PANEL * made.bits // (8 * self.data.itemsize)
         yield from _stored(self.data, self.storage, (*experts, panels, self.inputs // made.together, width))
         few, coded = self.storage >= Storage.BYTE, self.storage == Storage.CODE
         if few != (self.scales is not None):
@@ -301,8 +324,8 @@ def ill_typed(value: Step | Into | Weight | Scales | Cache, of: str = "") -> Ite
         found = getattr(value, name)
         if found is None:
             fits = optional
-        elif kind in TENSORS:
-            fits = hasattr(found, "data_ptr") and found.is_contiguous()
+        elif kind in ARRAYS:
+            fits = is_array(found) and is_contiguous(found)
         elif kind == "float":
             fits = isinstance(found, float | int) and not isinstance(found, bool)
         else:
@@ -313,44 +336,49 @@ def ill_typed(value: Step | Into | Weight | Scales | Cache, of: str = "") -> Ite
             yield from ill_typed(found, f"{name}.")
 
 
+def is_array(value: Any) -> bool:
+    """Whether a value is an array, or a tensor."""
+    return hasattr(value, "data_ptr") or hasattr(value, "ctypes")
+
+
 def _shown(value: Any) -> str:
-    return f"of the shape {list(value.shape)}, not contiguous" if hasattr(value, "data_ptr") else repr(value)
+    return f"of the shape {list(value.shape)}, not contiguous" if is_array(value) else repr(value)
 
 
-def _stored(data: Tensor, storage: Storage, shape: tuple[int | None, ...]) -> Iterator[str]:
+def _stored(data: Array, storage: Storage, shape: tuple[int | None, ...]) -> Iterator[str]:
     dtype = FORMATS[storage].dtype
-    if str(data.dtype) != f"torch.{dtype}":
-        yield f"weights in {storage.name} are {dtype}, not {data.dtype}"
+    if name_of(data.dtype) != dtype:
+        yield f"weights in {storage.name} are {dtype}, not {name_of(data.dtype)}"
     yield from _sized("the weight", data, shape)
 
 
-def tabled(table: Tensor, storage: Storage, width: int) -> Iterator[str]:
+def tabled(table: Array, storage: Storage, width: int) -> Iterator[str]:
     """What does not fit of a table with entries of a width."""
     if storage > Storage.HALF:
         yield f"tables are not in {storage.name}"
     yield from _stored(table, storage, (None, width))
 
 
-def shaped(name: str, tensor: Tensor | None, shape: tuple[int | None, ...] | None) -> Iterator[str]:
+def shaped(name: str, array: Array | None, shape: tuple[int | None, ...] | None) -> Iterator[str]:
     """What does not fit of float32 numbers of a shape, in which None is any number; of no shape, that there are any."""
-    if tensor is None:
+    if array is None:
         return
     if shape is None:
         yield f"{name} that nothing reads"
         return
-    yield from _typed(name, tensor, "float32", shape)
+    yield from _typed(name, array, "float32", shape)
 
 
-def _typed(name: str, tensor: Tensor | None, dtype: str, shape: tuple[int | None, ...]) -> Iterator[str]:
-    if tensor is None:
+def _typed(name: str, array: Array | None, dtype: str, shape: tuple[int | None, ...]) -> Iterator[str]:
+    if array is None:
         return
-    if str(tensor.dtype) != f"torch.{dtype}":
-        yield f"{name} in {tensor.dtype}"
-    yield from _sized(name, tensor, shape)
+    if name_of(array.dtype) != dtype:
+        yield f"{name} in {name_of(array.dtype)}"
+    yield from _sized(name, array, shape)
 
 
-def _sized(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Iterator[str]:
-    found = tuple(tensor.shape)
+def _sized(name: str, array: Array, shape: tuple[int | None, ...]) -> Iterator[str]:
+    found = tuple(array.shape)
     if len(found) != len(shape) or any(wanted not in (None, size) for size, wanted in zip(found, shape, strict=True)):
         yield f"{name} has the shape {list(found)}, not [{', '.join('any' if n is None else str(n) for n in shape)}]"
 

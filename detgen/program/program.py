@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from detgen.program.experts import ExpertLinear, Sort
-from detgen.program.operands import Buffer, Cache, Into, Step, Weight
+from detgen.program.operands import Buffer, Cache, Into, Step, Weight, is_array
 from detgen.program.steps import Take
 
 
@@ -16,7 +16,7 @@ class StepError(ValueError):
 
 
 class Program:
-    """The steps of a pass, in their order; they keep the tensors that they name.
+    """The steps of a pass, in their order; they keep the arrays that they name.
 
     Args:
         given: buffers that hold something before the first step.
@@ -111,12 +111,12 @@ def _rest(step: Step) -> str:
             found.append(f"{value.inputs}x{value.outputs} {value.storage.name}{'' if value.bias is None else ' +bias'}")
         elif isinstance(value, Cache):
             found.append(f"heads={value.heads}/{value.kv_heads}x{value.size}")
-        elif f.default is MISSING or value != f.default:
+        elif is_array(value) or f.default is MISSING or value != f.default:
             found.append(f"{f.name}={_plain(value)}")
     return ", ".join(found)
 
 
 def _plain(value: Any) -> str:
-    if hasattr(value, "data_ptr"):
+    if is_array(value):
         return str(list(value.shape))
     return str(getattr(value, "name", f"{value:g}" if isinstance(value, float) else value))

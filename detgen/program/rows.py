@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+from detgen.program.arrays import Array, tensor
+
+if TYPE_CHECKING:
+    import torch
 
 NOT_A_NUMBER = -2  # a token id whose embedding is NaN
 
 # Called with the name of a step and what it wrote, float32 [rows, width].
-Take = Callable[[str, torch.Tensor], None]
+Take = Callable[[str, Array], None]
 
 
 class Rows(NamedTuple):
@@ -28,15 +31,15 @@ class Rows(NamedTuple):
             first row, and the position up to which rows are certain, where the state is to be after the pass.
     """
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    places: torch.Tensor
-    wanted: torch.Tensor
-    tables: torch.Tensor
-    pieces: torch.Tensor
-    spans: torch.Tensor | None = None
+    ids: Array
+    positions: Array
+    places: Array
+    wanted: Array
+    tables: Array
+    pieces: Array
+    spans: Array | None = None
 
     def to(self, device: torch.device | str) -> Rows:
-        """The same on a device."""
-        there = {name: x.to(device) for name, x in self._asdict().items() if x is not None}
+        """The same as tensors on a device."""
+        there = {name: tensor(x).to(device) for name, x in self._asdict().items() if x is not None}
         return Rows(**there)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from detgen.program.arrays import each, tensor
 from detgen.program.operands import Step, Weight
 from detgen.program.storage import Storage, unpack
 
@@ -20,7 +21,8 @@ def widened(step: Step) -> Step:
 
 
 def in_floats(weight: Weight) -> Weight:
-    """A weight in float32, each number what is stored for it; codes stay what they are."""
+    """A weight in float32, as a tensor, each number what is stored for it; codes stay what they are."""
+    weight = each(weight, tensor)
     data = weight.data if not weight.storage.rounds else unpack(weight.storage, weight.data, weight.least)
     data = data.float().contiguous()  # a single pair is a view
     if weight.scales is not None:

@@ -150,8 +150,7 @@ def unloaded(
 
 def _is_the_same(config: EngineConfig, described: dict[str, Any], observer: Observer) -> bool:
     """Whether the models are those that were described, by the bytes of their files, and would run as they did."""
-    observer.stage("loading PyTorch")
-    from detgen.engine import Engine  # noqa: F401 (before other modules that import torch: it holds Ctrl-C back)
+    from detgen.engine import Engine  # noqa: F401 (before its other modules: it holds Ctrl-C back)
     from detgen.models.adapter_files import check_adapter
     from detgen.models.loading import adapter_digest_of, digest_of, pick_device
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from detgen.kernels.c.call import watching
 from detgen.kernels.generic.functions import NativeFunctions
-from detgen.kernels.generic.generic_decoder import Census, GenericDecoder
+from detgen.kernels.generic.generic_decoder import Census, GenericDecoder, Given
 from detgen.kernels.generic.labelling import has_rows
 from detgen.kernels.generic.proving import Laid, Sample, prove
 from detgen.kernels.generic.watching import Left, RefusedError, Telling, Watched
@@ -82,10 +82,11 @@ def _samples(decoder: GenericDecoder, runner: ModelRunner, vocabulary: int) -> l
         if not i:  # what is made once is made before anything is watched
             decoder.run(batch)
             continue
-        watched = Watched(batch, passes[0].seen if passes else None)
+        given = Given.of(batch)
+        watched = Watched(given, passes[0].seen if passes else None)
         with watching(watched.called), Telling(watched.told), watched:
-            out = decoder.run(batch)
-        watched.check(out, batch.wanted)
+            out = decoder.forward(batch, given)
+        watched.check(out, given.wanted)
         passes.append(watched)
     _, few, many = passes
     if len(few.left) != len(many.left):

@@ -11,6 +11,7 @@ import hashlib
 from dataclasses import replace
 
 from detgen.models.own_forward import OwnForward
+from detgen.program.arrays import array, floats
 from detgen.runner.depth import check_depth, deep_rows
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_reference, first_rows
@@ -47,5 +48,5 @@ def _digest(runner: ModelRunner, own: OwnForward, vocabulary: int) -> str:
     digest = hashlib.sha256()
     for logits in found:
         assert logits is not None
-        digest.update(logits.float().cpu().numpy().tobytes())
+        digest.update(floats(array(logits)).tobytes())
     return digest.hexdigest()

@@ -5,16 +5,18 @@ Where nothing can be made up, it reads a text that is longer than that of the fi
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from detgen.models.attaching import ATTENTION_NAME
-from detgen.models.lazy_weights import widened
 from detgen.models.loading import LoadedModel
 from detgen.models.masks import numbers_of
 from detgen.models.own_forward import Depth, Layout
 from detgen.models.tuning import tuning_of
+from detgen.models.widened_forward import widened
+from detgen.program.arrays import array, tensor
 from detgen.runner.block_manager import PAGE
 from detgen.runner.depth import PAGES, ROOM, ROWS, entries
 
@@ -76,7 +78,7 @@ def depth_of(loaded: LoadedModel, model: PreTrainedModel, layout: Layout) -> Dep
     tokens = _tokens(loaded, ROWS)
     made = {}
     for shape in set(layout.cached):
-        before_rows = (torch.cat([page[n] for n in pages])[:at] for page in entries(shape))
+        before_rows = (tensor(np.concatenate([page[n] for n in pages])[:at]) for page in entries(shape))
         made[shape] = [x.to(_device(model)).transpose(0, 1)[None] for x in before_rows]
     before = Cache(layers=[_Before(*made[shape]) for shape in layout.cached])
     try:
@@ -94,8 +96,7 @@ def _after_text(loaded: LoadedModel, model: PreTrainedModel, layout: Layout) -> 
 
 
 def _tokens(loaded: LoadedModel, count: int) -> list[int]:
-    made = torch.Generator().manual_seed(21)
-    tokens: list[int] = torch.randint(0, loaded.vocabulary, (count,), generator=made).tolist()
+    tokens: list[int] = np.random.default_rng(21).integers(0, loaded.vocabulary, count).tolist()
     return tokens
 
 
@@ -105,7 +106,7 @@ def _device(model: PreTrainedModel) -> torch.device:
 
 def _logits(
     loaded: LoadedModel, model: PreTrainedModel, at: int, tokens: list[int], **cached: Cache | bool
-) -> torch.Tensor:
+) -> np.ndarray:
     """Those of tokens from a position on, by the model's own eager forward, float32 [tokens, vocabulary]."""
     ids = torch.tensor([tokens], device=_device(model))
     positions = torch.arange(at, at + len(tokens), device=ids.device)[None]
@@ -115,7 +116,7 @@ def _logits(
             logits: torch.Tensor = model(input_ids=ids, position_ids=positions, **cached).logits[0].float()
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
-    return logits
+    return array(logits)
 
 
 def _bounds(layout: Layout) -> set[int]:

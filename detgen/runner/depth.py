@@ -7,10 +7,11 @@ of positions takes a pass of a few rows. Where nothing can be made up, the rows 
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from detgen.kernels.input_batch import Window
 from detgen.models.own_forward import Depth
+from detgen.program.arrays import Array
 from detgen.runner.block_manager import PAGE
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_logits
@@ -20,12 +21,12 @@ ROOM = 6  # pages of a cache, at least
 PAGES = 4  # made-up ones: for the farther half of what is before, for the farther half of the rest, and so on
 
 
-def entries(shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+def entries(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values of made-up pages, float32 [pages, PAGE, kv_heads, head size]; values lean one way in each."""
     heads, *sizes = shape
-    maker = torch.Generator().manual_seed(22)
-    keys, values = (torch.randn(PAGES, PAGE, heads, size, generator=maker) for size in sizes)
-    return keys, values + 2 * torch.randn(PAGES, 1, heads, sizes[1], generator=maker)
+    maker = np.random.default_rng(22)
+    keys, values = (maker.standard_normal((PAGES, PAGE, heads, size), np.float32) for size in sizes)
+    return keys, values + 2 * maker.standard_normal((PAGES, 1, heads, sizes[1]), np.float32)
 
 
 def check_depth(runner: ModelRunner, depth: Depth) -> None:
@@ -43,22 +44,22 @@ def check_depth(runner: ModelRunner, depth: Depth) -> None:
     check_logits(runner, found, depth.logits, f" at position {depth.at + len(depth.tokens) - ROWS:,}")
 
 
-def deep_rows(runner: ModelRunner, depth: Depth) -> torch.Tensor:
+def deep_rows(runner: ModelRunner, depth: Depth) -> Array:
     """Logits of the same rows by a packed pass, float32 [rows, vocabulary]; clears the cache."""
     return _after_pages(runner, depth) if depth.pages else _after_text(runner, depth)
 
 
-def _after_text(runner: ModelRunner, depth: Depth) -> torch.Tensor:
+def _after_text(runner: ModelRunner, depth: Depth) -> Array:
     runner.cache.pages.lay_out(1, len(depth.tokens))
     return runner.run([Window(0, 0, depth.tokens, ROWS)])
 
 
-def _after_pages(runner: ModelRunner, depth: Depth) -> torch.Tensor:
+def _after_pages(runner: ModelRunner, depth: Depth) -> Array:
     cache = runner.cache
     *whole, cut = depth.pages
     cache.pages.lay_out_one([*whole, PAGES, PAGES + 1])  # what is written to is no page that stands elsewhere, too
-    at = torch.arange((PAGES + 1) * PAGE, device=runner.device)
+    at = np.arange((PAGES + 1) * PAGE)
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        made = (torch.cat([x, x[cut:][:1]]) for x in entries((values.shape[1], keys.shape[2], values.shape[3])))
-        cache.write(layer, at, *(x.flatten(0, 1).to(values) for x in made))
+        made = (np.concatenate([x, x[cut:][:1]]) for x in entries((values.shape[1], keys.shape[2], values.shape[3])))
+        cache.write(layer, at, *(x.reshape(len(at), *x.shape[2:]) for x in made))
     return runner.run([Window(0, depth.at, depth.tokens, ROWS)])

@@ -6,13 +6,16 @@ not its size. Knows no requests and no models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
-import torch
-from torch.nn import functional as F
+import numpy as np
 
+from detgen.machine import Device
 from detgen.models.memory import zeros
-from detgen.program.finite import bounded
+from detgen.program.arrays import Array, array, tensor
+from detgen.program.finite import bounded, bounded_array
 from detgen.runner.block_manager import PAGE, BlockManager
 from detgen.runner.state_cache import StateCache
 
@@ -35,8 +38,10 @@ class KVCache:
         states: of layers that keep states of sequences, beside the pages or instead of them; None for none.
 
     Attributes:
-        keys: a tensor for each layer.
+        keys: of each layer, an array, or a tensor on CUDA.
         values: likewise.
+        dtype: see above.
+        device: likewise.
         states: as above.
         positions: size of a KV buffer in token positions, without the scratch page.
     """
@@ -45,15 +50,15 @@ class KVCache:
         self,
         shapes: list[tuple[int, int, int]],
         pages: BlockManager,
-        dtype: torch.dtype,
-        device: torch.device,
+        dtype: np.dtype[Any],
+        device: Device,
         states: StateCache | None = None,
     ) -> None:
-        self.pages = pages
+        self.pages, self.dtype, self.device = pages, dtype, device
         self.states = states
         self.positions = pages.count * PAGE
-        self.keys = [zeros((pages.count + 1, h, d, PAGE), dtype, device) for h, d, _ in shapes]
-        self.values = [zeros((pages.count + 1, h, PAGE, d), dtype, device) for h, _, d in shapes]
+        self.keys: list[Any] = [zeros((pages.count + 1, h, d, PAGE), dtype, device) for h, d, _ in shapes]
+        self.values: list[Any] = [zeros((pages.count + 1, h, PAGE, d), dtype, device) for h, _, d in shapes]
 
     @property
     def scratch(self) -> int:
@@ -61,22 +66,27 @@ class KVCache:
         return self.positions
 
     @staticmethod
-    def position_bytes(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> int:
+    def position_bytes(shapes: list[tuple[int, int, int]], dtype: np.dtype[Any]) -> int:
         """Bytes per position, all layers together."""
         return sum(h * (dk + dv) for h, dk, dv in shapes) * dtype.itemsize
 
     @property
     def entry_bytes(self) -> int:
         """Bytes of a position, all layers together."""
-        return sum(x[0].nbytes for x in (*self.keys, *self.values)) // PAGE
+        return sum(int(x[0].nbytes) for x in (*self.keys, *self.values)) // PAGE
 
-    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def write(self, layer: int, positions: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
         """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows], bounded and rounded."""
         keys, values, page, at = self.keys[layer], self.values[layer], positions // PAGE, positions % PAGE
-        keys[page, :, :, at] = bounded(k).to(keys)
-        values[page, :, at] = bounded(v).to(values)
+        if isinstance(keys, np.ndarray):
+            keys[page, :, :, at] = bounded_array(k).astype(keys.dtype)
+            values[page, :, at] = bounded_array(v).astype(values.dtype)
+            return
+        pages, places = (tensor(x).to(keys.device) for x in (page, at))
+        keys[pages, :, :, places] = bounded(tensor(k)).to(keys)
+        values[pages, :, places] = bounded(tensor(v)).to(values)
 
-    def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, layer: int, positions: np.ndarray) -> tuple[Array, Array]:
         """Keys and values at buffer `positions`, int64 [n]; [n, kv_heads, head_size] each."""
         page, at = positions // PAGE, positions % PAGE
         return self.keys[layer][page, :, :, at], self.values[layer][page, :, at]
@@ -88,19 +98,21 @@ class KVCache:
         for keys in self.keys:
             keys[target, :, :, :positions] = keys[source, :, :, :positions]
 
-    def entries(self, slot: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def entries(self, slot: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of positions first..last-1 of a slot, [layers, positions, kv_heads * head_size] each.
 
         Where layers have heads of other sizes, zeros fill up what the smaller ones lack.
         """
-        table = torch.from_numpy(self.pages.tables[slot])
-        positions = torch.arange(first, last)
-        at = (table[positions // PAGE] * PAGE + positions % PAGE).to(self.keys[0].device)
+        positions = np.arange(first, last)
+        at = self.pages.tables[slot][positions // PAGE] * PAGE + positions % PAGE
         keys, values = zip(*(self.read(layer, at) for layer in range(len(self.keys))), strict=True)
         return _stacked(keys), _stacked(values)
 
 
-def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor:
-    rows = [layer.flatten(1) for layer in layers]
+def _stacked(layers: Sequence[Array]) -> np.ndarray:
+    rows = [array(layer).reshape(len(layer), math.prod(layer.shape[1:])) for layer in layers]
     most = max(row.shape[1] for row in rows)
-    return torch.stack([F.pad(row, (0, most - row.shape[1])) for row in rows])
+    found = np.zeros((len(rows), len(rows[0]), most), rows[0].dtype)
+    for to, row in zip(found, rows, strict=True):
+        to[:, : row.shape[1]] = row
+    return found

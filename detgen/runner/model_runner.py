@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
 import numpy as np
-import torch
 
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.decoder import Chaining, Decoder
@@ -20,8 +19,12 @@ from detgen.kernels.input_batch import MOST_ROWS, Ends, InputBatch, Window, Wind
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.pass_cost import PassCost
 from detgen.kernels.sampling import Choice, Choices
+from detgen.program.arrays import Array
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.state_cache import MOST_DRAFTED
+
+if TYPE_CHECKING:
+    import torch
 
 _Found = TypeVar("_Found")
 _MOST_TIMED = 256  # rows of passes that are only timed
@@ -57,7 +60,7 @@ class ModelRunner:
     def __init__(self, decoder: Decoder, cache: KVCache, group: int) -> None:
         self.decoder = decoder
         self.cache = cache
-        self.device = cache.keys[0].device
+        self.device = cache.device
         self.cost = PassCost()
         self.passes = self.rows = 0
         self.thinking: Exchanging | None = None
@@ -115,12 +118,12 @@ class ModelRunner:
         windows: Windows | Sequence[Window],
         broken: list[int] | None = None,
         exchange: Exchange | None = None,
-    ) -> torch.Tensor: ...
+    ) -> Array: ...
 
     @overload
     def run(
         self, windows: Windows | Sequence[Window], broken: list[int] | None = None, *, scored: bool
-    ) -> torch.Tensor | Scores: ...
+    ) -> Array | Scores: ...
 
     def run(
         self,
@@ -129,7 +132,7 @@ class ModelRunner:
         exchange: Exchange | None = None,
         *,
         scored: bool = False,
-    ) -> torch.Tensor | Scores:
+    ) -> Array | Scores:
         """Run one pass: write the windows' KV entries and return the logits they want.
 
         Args:
@@ -149,14 +152,13 @@ class ModelRunner:
         batch = self.pack(windows)
         self.passes += 1
         self.rows += len(batch.ids)
-        with torch.inference_mode():
-            if exchange is None and self.thinking is not None:
-                exchange = self.thinking.exchange(windows)
-            results = self.decoder.run(batch, exchange, broken, scored=scored)
-            if self.cache.states is not None:
-                self.cache.states.move(windows)
-            if exchange is not None and exchange.hidden is not None and self.thinking is not None:
-                self.thinking.note(windows, exchange.hidden)
+        if exchange is None and self.thinking is not None:
+            exchange = self.thinking.exchange(windows)
+        results = self.decoder.run(batch, exchange, broken, scored=scored)
+        if self.cache.states is not None:
+            self.cache.states.move(windows)
+        if exchange is not None and exchange.hidden is not None and self.thinking is not None:
+            self.thinking.note(windows, exchange.hidden)
         self.cost.update(len(batch.ids), time.perf_counter() - started, float(batch.area))
         return results
 
@@ -181,7 +183,7 @@ class ModelRunner:
 
     def sample(
         self, windows: Windows, lengths: np.ndarray, choices: Choices, ends: Ends | None = None
-    ) -> tuple[np.ndarray, torch.Tensor | Scores, list[int]]:
+    ) -> tuple[np.ndarray, Array | Scores, list[int]]:
         """Run passes one after the other in one call: each sequence goes on with what it is likely to choose.
 
         Where it chooses something else in truth, the rows behind have read a token that is not there.
@@ -211,8 +213,7 @@ class ModelRunner:
         assert chaining is not None, "asked before"
         started, asked = time.perf_counter(), lengths.copy()
         batch = self.pack(windows)
-        with torch.inference_mode():
-            found = call(chaining, batch)
+        found = call(chaining, batch)
         self._count(batch, lengths if chaining.stops else asked, time.perf_counter() - started)
         return found
 

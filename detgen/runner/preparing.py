@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from detgen.errors import EngineError
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.decoder import Narrowed, StateShape
+from detgen.machine import Device
 from detgen.models.description import has_description
 from detgen.models.explained import explained
 from detgen.models.loading import LoadedModel
@@ -21,6 +22,7 @@ from detgen.models.memory import check_room, free_memory, room_beside
 from detgen.models.own_forward import Layout, OwnForward
 from detgen.models.program_builder import ProgramBuilder
 from detgen.models.refusing import refusing
+from detgen.program.arrays import FLOAT32, tensor
 from detgen.progress import Observer, Unobserved
 from detgen.runner.block_manager import PAGE, BlockManager
 from detgen.runner.comparing import compared
@@ -28,13 +30,14 @@ from detgen.runner.depth import ROOM
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_reference, reference_logits
-from detgen.runner.slot_thoughts import Thinking
 from detgen.runner.snapshots import Snapshots
 from detgen.runner.state_cache import StateCache
-from detgen.runner.thinker import SLOTS, Block, Thinker, one_layer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from detgen.runner.slot_thoughts import Thinking
+    from detgen.runner.thinker import Block
 
 _ROOM = 384  # MiB that libraries take while a small model is prepared, KV buffers included
 _LEAST_BYTES = 64  # that a position counts as, even if no layer keeps keys: pages are counted all the same
@@ -71,9 +74,9 @@ class Prepared:
     snapshots: Snapshots | None = None
 
     @property
-    def kv_dtype(self) -> torch.dtype:
+    def kv_dtype(self) -> np.dtype[Any]:
         """Number format of keys and values."""
-        return self.runners[0].cache.keys[0].dtype
+        return self.runners[0].cache.dtype
 
     @property
     def shares(self) -> bool:
@@ -99,11 +102,11 @@ class Prepared:
 def prepare(
     target: LoadedModel,
     draft: LoadedModel | None,
-    device: torch.device,
+    device: Device,
     *,
     batch_size: int,
     kv_memory: int | None,
-    kv_dtype: torch.dtype = torch.float32,
+    kv_dtype: np.dtype[Any] = FLOAT32,
     drafts_itself: bool = True,
     observer: Observer | None = None,
 ) -> Prepared:
@@ -147,6 +150,9 @@ def prepare(
             loaded.keep(told)
     thinking = None
     if (model := target.thinking) is not None:
+        from detgen.runner.slot_thoughts import Thinking
+        from detgen.runner.thinker import Thinker
+
         blocks = (
             _block(target, part, letter, device, kv_dtype)
             for part, letter in ((model.thinker, "T"), (model.compressor, "C"))
@@ -184,13 +190,14 @@ def _own_forward(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool)
     return ask(loaded, model, compared=compared)
 
 
-def _block(target: LoadedModel, part: Any, letter: str, device: torch.device, dtype: torch.dtype) -> Block:
+def _block(target: LoadedModel, part: Any, letter: str, device: Device, dtype: np.dtype[Any]) -> Block:
     """T or C of a thinking model, given as its part of that and by its letter.
 
     Raises:
         EngineError: if it is not row-invariant.
     """
     from detgen.models.attaching import attach
+    from detgen.runner.thinker import SLOTS, Block, one_layer
 
     name = f"{letter} of {target.name}"
     with explained(name):
@@ -204,10 +211,10 @@ def _block(target: LoadedModel, part: Any, letter: str, device: torch.device, dt
 
 def _in_float32(runner: ModelRunner, layout: Layout) -> ModelRunner:
     """The same passes over a cache in float32, so that they can be compared with another forward."""
-    if runner.cache.keys[0].dtype == torch.float32:
+    if runner.cache.dtype == FLOAT32:
         return runner
     states = StateCache(layout.states, 1, runner.device) if layout.states else None
-    cache = KVCache(layout.cached, BlockManager(ROOM), torch.float32, runner.device, states)
+    cache = KVCache(layout.cached, BlockManager(ROOM), FLOAT32, runner.device, states)
     return ModelRunner(runner.decoder.over(cache), cache, layout.group)
 
 
@@ -216,9 +223,9 @@ def _runner(
     model: PreTrainedModel,
     layout: Layout,
     pages: BlockManager,
-    device: torch.device,
-    dtype: torch.dtype,
-    slots: int = SLOTS,
+    device: Device,
+    dtype: np.dtype[Any],
+    slots: int = 1,
     *,
     drafts: bool = False,
 ) -> ModelRunner:
@@ -260,9 +267,9 @@ def _on_cuda(
     model: PreTrainedModel,
     layout: Layout,
     pages: BlockManager,
-    device: torch.device,
-    dtype: torch.dtype,
-    slots: int = SLOTS,
+    device: Device,
+    dtype: np.dtype[Any],
+    slots: int = 1,
 ) -> ModelRunner:
     """The passes of a decoder by kernels in Triton, which take its weights to the device; arguments as `_runner`'s.
 
@@ -273,6 +280,8 @@ def _on_cuda(
         raise EngineError(
             f"{_kind(loaded.name, model)} has no description yet, so CUDA cannot run it; use --device cpu"
         )
+    import torch
+
     try:
         from detgen.kernels.triton.replaying import replaying
         from detgen.kernels.triton.triton_decoder import TritonDecoder
@@ -284,8 +293,10 @@ def _on_cuda(
     try:
         states = StateCache(layout.states, slots, device) if layout.states else None
         cache = KVCache(layout.cached, pages, dtype, device, states)
-        programs = ProgramBuilder(model, cache, layout.traits, loaded.packed_form, loaded.read, lambda x: x.to(device))
-        decoder = TritonDecoder(programs, cache.scratch, device, replaying(device))
+        on = torch.device(str(device))
+        form, read = loaded.packed_form, loaded.read
+        programs = ProgramBuilder(model, cache, layout.traits, form, read, lambda x: tensor(x).to(on))
+        decoder = TritonDecoder(programs, cache.scratch, on, replaying(on))
     except torch.OutOfMemoryError as error:
         message = "does not fit the device's memory; give less --kv-memory, --target-quant q8, or --device cpu"
         raise EngineError(f"{loaded.name} {message}") from error
@@ -306,7 +317,7 @@ def _check_states(models: list[LoadedModel], layouts: list[Layout]) -> None:
             )
 
 
-def _state_bytes(name: str, shapes: Sequence[StateShape | None], batch_size: int, device: torch.device) -> int:
+def _state_bytes(name: str, shapes: Sequence[StateShape | None], batch_size: int, device: Device) -> int:
     """Bytes of the states of a model's layers.
 
     Raises:
@@ -322,7 +333,7 @@ def _state_bytes(name: str, shapes: Sequence[StateShape | None], batch_size: int
 
 
 def _counts(
-    device: torch.device, kv_memory: int | None, position_bytes: int, beside: int, snapshot_bytes: int
+    device: Device, kv_memory: int | None, position_bytes: int, beside: int, snapshot_bytes: int
 ) -> tuple[int, int]:
     """How many pages and how many snapshots fit the memory, beside the scratch page and bytes that are not taken yet.
 

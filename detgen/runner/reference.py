@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Form
 from detgen.kernels.input_batch import Window
-from detgen.models.lazy_weights import widened
 from detgen.models.stored import Read, held
+from detgen.program.arrays import Array, array
 from detgen.runner.model_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -25,13 +25,11 @@ _EXACT = 1e-3  # of the largest logit, by how much others may differ
 
 
 def _tokens(vocabulary: int) -> list[int]:
-    made = torch.Generator().manual_seed(20)
-    tokens: list[int] = torch.randint(0, vocabulary, (_TOKENS,), generator=made).tolist()
+    tokens: list[int] = np.random.default_rng(20).integers(0, vocabulary, _TOKENS).tolist()
     return tokens
 
 
-@torch.inference_mode()
-def reference_logits(model: PreTrainedModel, vocabulary: int, form: Form = "none", read: Read = held) -> torch.Tensor:
+def reference_logits(model: PreTrainedModel, vocabulary: int, form: Form = "none", read: Read = held) -> np.ndarray:
     """Logits of a few tokens by the model's own eager forward; call it before replacing any module.
 
     Args:
@@ -43,15 +41,18 @@ def reference_logits(model: PreTrainedModel, vocabulary: int, form: Form = "none
     Returns:
         float32 [tokens, vocabulary]; hidden states if the model has no output layer.
     """
+    import torch
+
+    from detgen.models.widened_forward import widened
+
     device = "cpu" if model.device.type == "meta" else model.device
     ids = torch.tensor([_tokens(vocabulary)], device=device)
     model.set_attn_implementation("eager")
-    with widened(model, read, form):
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
-    return logits
+    with torch.inference_mode(), widened(model, read, form):
+        return array(model(input_ids=ids, use_cache=False).logits[0].float())
 
 
-def check_reference(runner: ModelRunner, reference: torch.Tensor, vocabulary: int) -> None:
+def check_reference(runner: ModelRunner, reference: np.ndarray, vocabulary: int) -> None:
     """Compare a packed pass with the model's own forward; clears the cache.
 
     Args:
@@ -67,13 +68,13 @@ def check_reference(runner: ModelRunner, reference: torch.Tensor, vocabulary: in
     check_logits(runner, packed, reference)
 
 
-def first_rows(runner: ModelRunner, vocabulary: int) -> torch.Tensor:
+def first_rows(runner: ModelRunner, vocabulary: int) -> Array:
     """Logits of the same tokens by a packed pass, float32 [tokens, vocabulary]; clears the cache."""
     runner.cache.pages.lay_out(1, _TOKENS)
     return runner.run([Window(0, 0, _tokens(vocabulary), _TOKENS)])
 
 
-def check_logits(runner: ModelRunner, packed: torch.Tensor, reference: torch.Tensor, where: str = "") -> None:
+def check_logits(runner: ModelRunner, packed: Array, reference: np.ndarray, where: str = "") -> None:
     """Compare packed logits with the model's own.
 
     Args:
@@ -85,7 +86,7 @@ def check_logits(runner: ModelRunner, packed: torch.Tensor, reference: torch.Ten
     Raises:
         EngineError: if the difference is larger than rounding explains.
     """
-    error = float((reference - packed.to(reference.device)).abs().max() / reference.abs().max().clamp_min(1e-6))
+    error = float(np.abs(reference - array(packed)).max() / max(np.abs(reference).max(), 1e-6))
     if error <= _EXACT:
         return
     decoder = runner.decoder

@@ -14,6 +14,7 @@ import torch
 
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Windows
+from detgen.machine import Device
 from detgen.runner.block_manager import PAGE, BlockManager
 from detgen.runner.thinker import Thinker
 
@@ -36,12 +37,12 @@ class Thinking:
         thoughts: by slot, one a full chunk; () where it thought nothing.
     """
 
-    def __init__(self, thinker: Thinker, pages: BlockManager, device: torch.device) -> None:
+    def __init__(self, thinker: Thinker, pages: BlockManager, device: Device) -> None:
         self.chunk = thinker.chunk
         self.thoughts: dict[int, list[Thought]] = {}
         self.thinker = thinker
         self._pages = pages
-        self._device = device
+        self._device = str(device)
         self._states = self._table(_ROOM)  # of the chunk that is being read, or comes next
         self._hidden = self._table(_ROOM)  # the rows of that chunk which were kept
         self._kept = np.zeros(_ROOM, np.int64)  # positions of a slot whose rows were kept
@@ -81,6 +82,7 @@ class Thinking:
             found.append(self.thinker.state(thought) if thought or not self.thinker.keeps else found[-1])
         return found
 
+    @torch.inference_mode()
     def exchange(self, windows: Windows) -> Exchange:
         """What the rows of a pass bring, on the assumption that none of the chunks they begin in thinks."""
         positions = windows.positions
@@ -94,6 +96,7 @@ class Thinking:
             states[torch.from_numpy(ahead).to(self._device)] = 0
         return Exchange(self.thinker.inject, self.thinker.extract, states)
 
+    @torch.inference_mode()
     def note(self, windows: Windows, hidden: torch.Tensor) -> None:
         """Hold what T reads, float32 [tokens, hidden], of the rows of a pass, until `keep` or the next pass."""
         parts = hidden.split(windows.lengths.tolist())

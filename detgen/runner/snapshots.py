@@ -11,10 +11,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 
 from detgen.kernels.decoder import StateShape
+from detgen.machine import Device
 from detgen.models.memory import zeros
+from detgen.program.arrays import FLOAT32
 from detgen.runner.block_manager import PAGE, BlockManager, Prefix
 from detgen.runner.state_cache import StateCache
 
@@ -36,14 +37,12 @@ class Snapshots:
         count: as above.
     """
 
-    def __init__(self, states: StateCache, pages: BlockManager, count: int, device: torch.device) -> None:
+    def __init__(self, states: StateCache, pages: BlockManager, count: int, device: Device) -> None:
         self.states, self.count = states, count
         self._pages = pages
         self._owners: OrderedDict[int, int] = OrderedDict()  # by place, from 1, the page; least recently used first
         self._restored: OrderedDict[int, None] = OrderedDict()  # places that go after the others; likewise
-        self._copies = [
-            s and [zeros((count, *size), torch.float32, device) for size in _sizes(s)] for s in states.shapes
-        ]
+        self._copies = [s and [zeros((count, *size), FLOAT32, device) for size in _sizes(s)] for s in states.shapes]
 
     @staticmethod
     def bytes(shapes: Sequence[StateShape | None]) -> int:
@@ -78,7 +77,7 @@ class Snapshots:
             if self._pages.snapshots[owner := self._owners[place]] == place:
                 self._pages.snapshots[owner] = 0
         for own, copy in self._pairs(slot, position, place):
-            copy.copy_(own)
+            np.copyto(copy, own)
         self._owners[place] = page  # only now: whatever ends the run before leaves none that is half a copy
         self._owners.move_to_end(place)
         self._pages.snapshots[page] = place
@@ -93,10 +92,10 @@ class Snapshots:
             self._restored.popitem(last=False)
         self.states.reach(slot + 1)
         for own, copy in self._pairs(slot, prefix.shared, place):
-            own.copy_(copy)
+            np.copyto(own, copy)
         self.states.at[slot] = prefix.shared
 
-    def _pairs(self, slot: int, position: int, place: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _pairs(self, slot: int, position: int, place: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Where a slot has what a snapshot of a position holds, and where the place has it."""
         for shape, layer, copies in zip(self.states.shapes, self.states.layers, self._copies, strict=True):
             if shape is None or layer is None or copies is None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from detgen.kernels.decoder import LayerStates, StateShape
 from detgen.kernels.input_batch import Windows
+from detgen.machine import Device
 from detgen.models.memory import zeros
+from detgen.program.arrays import FLOAT32
 
 MOST_DRAFTED = 15  # rows of a window whose tokens may not stand
 _RING = 2 * MOST_DRAFTED + 1  # those that stood are replayed, and those of the next window kept beside them
@@ -33,7 +34,7 @@ class StateCache:
         at: int64 [slots], the position that a slot's states belong to.
     """
 
-    def __init__(self, shapes: Sequence[StateShape | None], slots: int, device: torch.device) -> None:
+    def __init__(self, shapes: Sequence[StateShape | None], slots: int, device: Device) -> None:
         self.shapes, self._device = shapes, device
         self.at = np.zeros(slots, np.int64)
         self.layers = self._made(slots)
@@ -83,9 +84,7 @@ class StateCache:
 
     def _made(self, slots: int) -> list[LayerStates | None]:
         return [
-            None
-            if s is None
-            else LayerStates(*(zeros((slots, *size), torch.float32, self._device) for size in _sizes(s)))
+            None if s is None else LayerStates(*(zeros((slots, *size), FLOAT32, self._device) for size in _sizes(s)))
             for s in self.shapes
         ]
 

@@ -19,6 +19,7 @@ from torch import nn
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import MOST_ROWS, Windows
 from detgen.kernels.sampling import choose
+from detgen.program.arrays import array, tensor
 from detgen.runner.block_manager import PAGE
 from detgen.runner.model_runner import ModelRunner
 
@@ -59,7 +60,7 @@ class Block(NamedTuple):
         for part in _parts(windows, MOST_ROWS):
             last = first + len(part.tokens)
             exchange = None if rows is None else Exchange(0, -1, rows[first:last])
-            found.append(self.runner.run(part, exchange=exchange))
+            found.append(tensor(self.runner.run(part, exchange=exchange)))
             first = last
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -143,7 +144,7 @@ class Thinker:
         self.inject, self.extract = config.inject_layer, config.extract_index
         self.writer, self.compressor = writer, compressor
         self._end = config.thought_end
-        self._device = writer.runner.device
+        self._device = str(writer.runner.device)
         self._states: OrderedDict[Thought, torch.Tensor] = OrderedDict()  # the least recently used first
         self._kept = max(min(_REMEMBERED, _MEMORY // (4 * self.chunk * self.hidden)), 1)
         for block in (writer, compressor):
@@ -210,7 +211,8 @@ class Thinker:
     def _best(self, windows: Windows, rows: torch.Tensor | None = None) -> list[int]:
         """The token after each window of T; the end where the logits are not finite."""
         logits = self.writer.run(windows, rows)
-        tokens: list[int] = choose(logits, None).tokens.masked_fill(~logits.amax(-1).isfinite(), self._end).tolist()
+        finite = array(logits.amax(-1).isfinite())
+        tokens: list[int] = np.where(finite, array(choose(logits, None).tokens), self._end).tolist()
         return tokens
 
     def state(self, thought: Thought) -> torch.Tensor:

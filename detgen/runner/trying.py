@@ -15,11 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-import torch
-
 import detgen
 from detgen.errors import EngineError
-from detgen.machine import user_cache
+from detgen.machine import CPU, Device, user_cache
 from detgen.progress import Observer
 
 _TRYING = "trying {}: its kernels are compared with the processor's, bit by bit"
@@ -29,7 +27,7 @@ _TAKEN = (
 )
 
 
-def trusted(device: torch.device, observer: Observer, *, named: bool) -> torch.device:
+def trusted(device: Device, observer: Observer, *, named: bool) -> Device:
     """The device if its kernels are right; otherwise the CPU, unless the device was asked for.
 
     Args:
@@ -40,7 +38,9 @@ def trusted(device: torch.device, observer: Observer, *, named: bool) -> torch.d
     Raises:
         EngineError: the device was asked for, and its kernels are wrong or cannot be tried.
     """
-    name = torch.cuda.get_device_name(device)
+    import torch
+
+    name = torch.cuda.get_device_name(str(device))
     try:
         fault = _fault(device, name, observer)
     except (EngineError, ImportError, RuntimeError) as error:  # what Triton and CUDA raise
@@ -53,10 +53,10 @@ def trusted(device: torch.device, observer: Observer, *, named: bool) -> torch.d
     if named:
         raise EngineError(f"{name} is not used: {fault}; use --device cpu")
     observer.message(f"--device auto leaves {name} alone: {fault}. The models run on the processor")
-    return torch.device("cpu")
+    return CPU
 
 
-def _fault(device: torch.device, name: str, observer: Observer) -> str | None:
+def _fault(device: Device, name: str, observer: Observer) -> str | None:
     """What is wrong with the kernels on a device; None if they are right."""
     path = verdict_path(device, name)
     different = kept(path)
@@ -64,7 +64,7 @@ def _fault(device: torch.device, name: str, observer: Observer) -> str | None:
         from detgen.kernels.triton.self_test import different as tried
 
         observer.message(_TRYING.format(name))
-        different = tried(device)
+        different = tried(str(device))
         keep(path, different)
     if not different:
         return None
@@ -72,11 +72,13 @@ def _fault(device: torch.device, name: str, observer: Observer) -> str | None:
     return f"its kernels have other bits than the processor's ({some})"
 
 
-def verdict_path(device: torch.device, name: str) -> Path | None:
+def verdict_path(device: Device, name: str) -> Path | None:
     """Where the verdict about a kind of device is kept; None if there is no home."""
+    import torch
+
     from detgen.kernels.triton.launching import versions
 
-    facts = repr((name, torch.cuda.get_device_capability(device), version("torch"), versions(), _code())).encode()
+    facts = repr((name, torch.cuda.get_device_capability(str(device)), version("torch"), versions(), _code())).encode()
     with suppress(RuntimeError):
         return user_cache() / "devices" / f"{hashlib.sha256(facts).hexdigest()}.json"
     return None

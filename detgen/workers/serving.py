@@ -182,11 +182,10 @@ class Serving:
         if not cores:
             return config
         if config.kv_memory is None and config.device == "cpu":
-            import torch
-
+            from detgen.machine import CPU
             from detgen.models.memory import free_memory
 
-            free = free_memory(torch.device("cpu"))
+            free = free_memory(CPU)
             config = replace(config, kv_memory=max(free * cores // max(usable_cores(), cores), 1))
         return replace(config, threads=config.threads or cores)
 

@@ -50,7 +50,7 @@ def unlike_the_reference(engine: Engine, one: Any) -> int:
     penalties = Penalties.of(params, frozenset({0, *params.stop_token_ids}))
     prompt, wrong = engine.encode(done.request), 0
     for i, (row, token) in enumerate(zip(torch.cat(one.logits), done.token_ids, strict=True)):
-        adjusted = reference(row, penalties, prompt, list(done.token_ids[:i]))
+        adjusted = reference(row.numpy(), penalties, prompt, list(done.token_ids[:i]))
         choice = Choice(params.temperature, top_k=params.top_k, seed=params.seed, sample=done.sample, position=i)
         wrong += int(scores(adjusted, choice).argmax()) != token
     return wrong

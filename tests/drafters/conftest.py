@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.logprobs import Scores
@@ -73,7 +72,7 @@ class PredictablePasses:
             held = self.entries
             held.update({to * PAGE + i: held[origin * PAGE + i] for i in range(count) if origin * PAGE + i in held})
 
-    def run(self, windows: Iterable[Window], broken: list[int] | None = None) -> torch.Tensor:
+    def run(self, windows: Iterable[Window], broken: list[int] | None = None) -> np.ndarray:
         windows = list(windows)
         self.passes.append(windows)
         assert len({w.slot for w in windows}) == len(windows), "at most one window a slot"
@@ -82,10 +81,10 @@ class PredictablePasses:
             self.reach(w.slot, w.start + len(w.tokens))
             self.entries.update({self.place(w.slot, w.start + i): t for i, t in enumerate(w.tokens)})
             for end in range(w.start + len(w.tokens) - w.logits, w.start + len(w.tokens)):
-                row = torch.zeros(VOCABULARY + 3)
+                row = np.zeros(VOCABULARY + 3, np.float32)
                 row[follow([self.entries[self.place(w.slot, i)] for i in range(end + 1)])] = 9.0
                 rows.append(row)
-        return torch.stack(rows) if rows else torch.zeros(0, VOCABULARY + 3)
+        return np.stack(rows) if rows else np.zeros((0, VOCABULARY + 3), np.float32)
 
     def chain(self, windows: Windows, lengths: np.ndarray) -> tuple[np.ndarray, Scores]:
         going, read, chosen = list(windows), [[w.tokens[-1]] for w in windows], [[] for _ in windows]

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from helpers.engine_inputs import PROMPTS, ids
 from safetensors.torch import load_file, save_file
 
@@ -124,11 +124,11 @@ def test_what_is_provisional_is_never_read(
         drafts = draft(self, seqs, lengths)
         cache = self.runner.cache
         for seq, found in zip(seqs, drafts, strict=True):
-            positions = torch.arange(len(seq.tokens) - 1, len(seq.tokens) - 1 + len(found.tokens))
-            table = torch.from_numpy(cache.pages.tables[seq.slot])
+            positions = np.arange(len(seq.tokens) - 1, len(seq.tokens) - 1 + len(found.tokens))
+            table = cache.pages.tables[seq.slot]
             for keys, values in zip(cache.keys, cache.values, strict=True):
-                keys[table[positions // 64], :, :, positions % 64] = torch.nan
-                values[table[positions // 64], :, positions % 64] = torch.nan
+                keys[table[positions // 64], :, :, positions % 64] = np.nan
+                values[table[positions // 64], :, positions % 64] = np.nan
             poisoned += len(positions)
         return drafts
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from helpers.checks import sweep
 from helpers.engine_inputs import adversary, ids
 from helpers.families import DESCRIBED, ROWS
@@ -227,13 +227,13 @@ class FinalStates:
     chains = False
 
     def __init__(self, engine: Engine) -> None:
-        self.found: dict[tuple[Any, int], list[torch.Tensor]] = {}
+        self.found: dict[tuple[Any, int], list[np.ndarray]] = {}
         self._states = engine.canonical.cache.states
 
-    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+    def committed(self, seq: Sequence, first: int, logits: np.ndarray) -> None:
         pass
 
-    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def finished(self, seq: Sequence, keys: np.ndarray, values: np.ndarray) -> None:
         states = self._states
         assert states is not None
         at = int(states.at[seq.slot])
@@ -242,13 +242,13 @@ class FinalStates:
         for shape, layer in zip(states.shapes, states.layers, strict=True):
             if shape is not None and layer is not None:
                 rows = [p % layer.convolved.shape[1] for p in range(at - shape.taps + 1, at)]
-                parts += [layer.state[seq.slot].clone(), layer.convolved[seq.slot, rows]]
+                parts += [layer.state[seq.slot].copy(), layer.convolved[seq.slot, rows]]
 
 
 def test_states(engine: Engine) -> None:
     """They have the same bits in the end, whether all tokens were read or a snapshot was restored."""
 
-    def run(**settings: Any) -> dict[tuple[Any, int], list[torch.Tensor]]:
+    def run(**settings: Any) -> dict[tuple[Any, int], list[np.ndarray]]:
         engine.reset_prefix_cache()
         other = engine.with_settings(**settings)
         trace = FinalStates(other)

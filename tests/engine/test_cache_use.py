@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from helpers.engine_inputs import adversary, ids
 from helpers.own_forward import decoders
 
@@ -150,7 +151,7 @@ def test_what_is_broken_is_broken_however_it_is_read(monkeypatch: pytest.MonkeyP
     attend = GenericDecoder._attend
 
     def broken(self: GenericDecoder, batch: Any, layer: int, q: Any, k: Any, v: Any, traits: Any) -> Any:
-        hit = batch.ids == bad
+        hit = torch.from_numpy(batch.ids == bad)
         if layer == self._last and hit.any():
             k = k.masked_fill(hit[:, None, None], float("inf"))
         return attend(self, batch, layer, q, k, v, traits)

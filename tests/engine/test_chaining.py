@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers.engine_inputs import code
 from helpers.examples import examples
 from hypothesis import given
@@ -18,6 +17,7 @@ from detgen import Completion, Engine, Request, SamplingParams
 from detgen.engine import output_processing, policy
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Choices
+from detgen.program.arrays import tensor
 
 PROMPTS = code(8)
 PARAMS = st.builds(
@@ -161,7 +161,7 @@ def test_calls_leave_few_logits_behind(engines: Callable[..., Engine], monkeypat
 
     def watched(*given: Any) -> Any:
         tokens, logits, broken = sample(*given)
-        made.append(logits.numel())
+        made.append(logits.size)
         return tokens, logits, broken
 
     monkeypatch.setattr(forward, "sample", watched)
@@ -183,9 +183,9 @@ def test_choices_made_on_a_device_say_the_same(
     sampling = pytest.importorskip("detgen.kernels.triton.sampling_kernels")
     asked: list[int] = []
 
-    def scored(logits: torch.Tensor, choices: Choices | None) -> Scores:
+    def scored(logits: np.ndarray, choices: Choices | None) -> Scores:
         asked.append(len(logits))
-        found: Scores = sampling.unpack(sampling.choose_reference(logits, choices))
+        found: Scores = sampling.unpack(sampling.choose_reference(tensor(logits), choices))
         return found
 
     requests = [Request(i, i, prompt=PROMPTS[i], params=p) for i, p in enumerate(params)]

@@ -12,6 +12,7 @@ from helpers.engine_inputs import PROMPTS, adversary
 
 from detgen import Engine, EngineConfig, EngineError, Request, RequestError, SamplingParams
 from detgen.engine import engine as module
+from detgen.machine import CPU, Device
 
 
 def test_generate_returns_the_order_of_the_prompts(engines: Callable[..., Engine]) -> None:
@@ -113,9 +114,9 @@ def test_engines_on_the_same_models(engines: Callable[..., Engine]) -> None:
 @pytest.mark.parametrize(("name", "named"), [("auto", [False]), ("cuda", [True]), ("cuda:0", [True]), ("cpu", [])])
 def test_a_gpu_is_tried_first(monkeypatch: pytest.MonkeyPatch, name: str, named: list[bool]) -> None:
     """And models run where its trial says."""
-    monkeypatch.setattr(module, "pick_device", lambda _: torch.device("cpu" if name == "cpu" else "cuda"))
+    monkeypatch.setattr(module, "pick_device", lambda _: Device("cpu" if name == "cpu" else "cuda"))
     asked: list[bool] = []
-    monkeypatch.setattr(module, "trusted", lambda *_, named: asked.append(named) or torch.device("cpu"))
+    monkeypatch.setattr(module, "trusted", lambda *_, named: asked.append(named) or CPU)
     assert Engine(device=name, drafter="none").canonical.device.type == "cpu"
     assert asked == named
 

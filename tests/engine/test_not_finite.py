@@ -5,16 +5,20 @@ The embedding of a token is made NaN while the engine runs; both kinds of decode
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from helpers.engine_inputs import PROMPTS, adversary
 from helpers.own_forward import KINDS, decoders
 
 from detgen import Completion, Engine, Request, SamplingParams
 from detgen.drafters.protocol import Draft, Drafter
+from detgen.kernels.bits import same_bits
+from detgen.machine import CPU
+from detgen.program.arrays import BFLOAT16, FLOAT32
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 
@@ -143,9 +147,9 @@ def test_broken_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = tried.canonical
     run = forward.run
     want = tried.generate(["def f(x):"], max_tokens=4)[0].token_ids
-    for value, harmless in ((-torch.inf, True), (torch.inf, False), (torch.nan, False)):
+    for value, harmless in ((-math.inf, True), (math.inf, False), (math.nan, False)):
 
-        def spoiled(*args: Any, value: float = value, scored: bool) -> torch.Tensor:
+        def spoiled(*args: Any, value: float = value, scored: bool) -> np.ndarray:
             logits = run(*args)
             logits[:, 17] = value
             return logits
@@ -158,15 +162,15 @@ def test_broken_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cache_stays_finite(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+def test_the_cache_stays_finite(dtype: np.dtype[Any]) -> None:
     """Whatever is written; finite values that the number format has keep their bits, others are rounded."""
-    cache = KVCache([(1, 4, 4)], BlockManager(1), dtype, torch.device("cpu"))
-    values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0]).view(1, 1, 4)
-    cache.write(0, torch.tensor([3]), values, values)
-    most = torch.tensor(1e18, dtype=dtype).item()
+    cache = KVCache([(1, 4, 4)], BlockManager(1), dtype, CPU)
+    values = np.array([math.nan, math.inf, -math.inf, -0.0], np.float32).reshape(1, 1, 4)
+    cache.write(0, np.array([3]), values, values)
+    most = float(np.array(1e18).astype(dtype))
     assert cache.keys[0][0, :, :, 3].tolist() == cache.values[0][0, :, 3].tolist() == [[0.0, most, -most, -0.0]]
-    plain = torch.randn(5, 1, 4)
-    cache.write(0, torch.arange(5), plain, -plain)
-    assert torch.equal(cache.keys[0][0, :, :, :5].permute(2, 0, 1), plain.to(dtype))
-    assert torch.equal(cache.values[0][0, :, :5].transpose(0, 1), -plain.to(dtype))
+    plain = np.random.default_rng(0).standard_normal((5, 1, 4), np.float32)
+    cache.write(0, np.arange(5), plain, -plain)
+    assert same_bits(cache.keys[0][0, :, :, :5].transpose(2, 0, 1), plain.astype(dtype))
+    assert same_bits(cache.values[0][0, :, :5].swapaxes(0, 1), (-plain).astype(dtype))

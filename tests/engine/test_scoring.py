@@ -232,7 +232,7 @@ def test_ties_are_the_lowest_ids(random_model: Callable[..., Path], monkeypatch:
     engine, _ = _short(random_model)
     run = engine.canonical.run
 
-    def tied(*args: Any, **named: Any) -> torch.Tensor:
+    def tied(*args: Any, **named: Any) -> np.ndarray:
         logits = run(*args, **named)
         logits[:, [7, 9]] = 50.0
         return logits
@@ -342,7 +342,7 @@ def test_logits_that_are_not_finite(plain: Engine, monkeypatch: pytest.MonkeyPat
     run = engine.canonical.run
     for value, place, error in ((math.nan, 5, True), (math.inf, 5, True), (-math.inf, 5, False), (-math.inf, 2, False)):
 
-        def broken(*args: Any, value: float = value, place: int = place, **named: Any) -> torch.Tensor:
+        def broken(*args: Any, value: float = value, place: int = place, **named: Any) -> np.ndarray:
             logits = run(*args, **named)
             logits[1, place] = value
             return logits

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.engine_inputs import PROMPTS
@@ -57,17 +58,17 @@ def test_greedy_margins(engines: Callable[..., Engine], observe: Callable[..., A
 )
 def test_the_most_likely_stand_in_order(rows: list[list[float]], wanted: int) -> None:
     """Of equal ones the lower id first, also where not all of them are wanted."""
-    found = token_logprobs(torch.tensor(rows), [row[0] for row in rows], wanted)
+    found = token_logprobs(np.array(rows, np.float32), [row[0] for row in rows], wanted)
     for one, row in zip(found, rows, strict=True):
         best = sorted(range(9), key=lambda i: (-row[i], i))[:wanted]
         assert one == TokenLogprobs(row[0], tuple((i, row[i]) for i in best))
 
 
 def test_impossible_tokens_come_last() -> None:
-    (one,) = token_logprobs(torch.tensor([[-torch.inf, -1.0, -torch.inf, -2.0]]), [-1.0], 3)
+    (one,) = token_logprobs(np.array([[-math.inf, -1.0, -math.inf, -2.0]]), [-1.0], 3)
     assert one.top == ((1, -1.0), (3, -2.0), (0, -math.inf))
 
 
 def test_a_broken_row_has_as_many() -> None:
-    (one,) = token_logprobs(torch.full((1, 5), torch.nan), [math.nan], 3)
+    (one,) = token_logprobs(np.full((1, 5), math.nan), [math.nan], 3)
     assert [token for token, _ in one.top] == [0, 1, 2]

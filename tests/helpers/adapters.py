@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
+
+from detgen.program.arrays import Array, array, tensor
 
 PREFIX = "base_model.model."
 
@@ -39,9 +42,9 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor], **settings: Any) ->
 
 
 def merged(
-    weight: torch.Tensor, tensors: Mapping[str, torch.Tensor], name: str, scale: float, *, turned: bool = False
-) -> torch.Tensor:
+    weight: Array, tensors: Mapping[str, torch.Tensor], name: str, scale: float, *, turned: bool = False
+) -> np.ndarray:
     """float64, `W + scale * B @ A`, as PEFT's `LoraLayer.get_delta_weight` has it; transposed where W is turned."""
     up, down = (tensors[f"{PREFIX}{name}.lora_{part}.weight"].double() for part in "BA")
     change = scale * (up @ down)
-    return weight.double() + (change.t() if turned else change)
+    return array(tensor(weight).double() + (change.t() if turned else change))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from detgen import Engine, EngineConfig
@@ -48,7 +49,7 @@ def sweep(engine: Engine) -> None:
     cache = engine.canonical.cache
     cache.pages.lay_out(0, 0)
     for entries in (*cache.keys, *cache.values):
-        entries.nan_to_num_()
+        entries[...] = np.nan_to_num(entries)
 
 
 @pytest.fixture

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from detgen import Completion, Engine, Request
 from detgen.engine.sequence import Sequence
 from detgen.kernels.bits import same_bits
+from detgen.program.arrays import Array, tensor
 
 Key = tuple[str | int, int]
 
@@ -74,14 +76,14 @@ class Recording:
         self.entries: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
         self.states: dict[Key, list[torch.Tensor]] = {}
 
-    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+    def committed(self, seq: Sequence, first: int, logits: Array) -> None:
         parts = self.logits.setdefault((seq.request.id, seq.sample), [])
         assert first == sum(map(len, parts)), "logits come in order, none twice"
-        parts.append(logits.clone())
+        parts.append(tensor(logits).clone())
 
-    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def finished(self, seq: Sequence, keys: np.ndarray, values: np.ndarray) -> None:
         assert (seq.request.id, seq.sample) not in self.entries, "a sequence finishes once"
-        self.entries[seq.request.id, seq.sample] = keys.clone(), values.clone()
+        self.entries[seq.request.id, seq.sample] = tensor(keys), tensor(values)
         self.states[seq.request.id, seq.sample] = seq.states
 
 

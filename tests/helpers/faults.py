@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from detgen.engine import engine, output_processing, verification
 from detgen.engine.decoding import Decoding
@@ -70,9 +69,9 @@ def _keep_old(patch: Patch, kept: Callable[[Window, dict[int, range]], range]) -
             return run(self, windows, broken, **scored)
         tables = self.cache.pages.tables
         places = [(w.slot, p) for w in windows for p in kept(w, written)]
-        buffer = torch.tensor([tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places], dtype=torch.int64)
+        buffer = np.array([tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places], np.int64)
         layers = range(len(self.cache.keys))
-        before = [[entries.clone() for entries in self.cache.read(layer, buffer)] for layer in layers]
+        before = [[entries.copy() for entries in self.cache.read(layer, buffer)] for layer in layers]
         logits = run(self, windows, broken, **scored)
         for layer in layers:
             self.cache.write(layer, buffer, *before[layer])
@@ -103,7 +102,7 @@ def chain_skips_an_entry(patch: Patch) -> None:
         if ran.chained:
             tables = self._cache.pages.tables
             places = [(w.slot, w.start + 1) for w in ran.windows if len(w.tokens) > 1]
-            skipped = torch.tensor([tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places], dtype=torch.int64)
+            skipped = np.array([tables[slot, p // PAGE] * PAGE + p % PAGE for slot, p in places], np.int64)
             for layer in range(len(self._cache.keys)):
                 self._cache.write(layer, skipped, *(0 * x for x in self._cache.read(layer, skipped)))
         return verify(self, ran)
@@ -150,14 +149,14 @@ def draft_taken_unchecked(patch: Patch) -> None:
     patch.setattr(output_processing, "judge", faulty)
 
 
-def _changed_steps(patch: Patch, change: Callable[[CDecoder, InputBatch, str, torch.Tensor], None]) -> None:
+def _changed_steps(patch: Patch, change: Callable[[CDecoder, InputBatch, str, np.ndarray], None]) -> None:
     """Let a function change what the steps of a native decoder give, told the pass and the step's name."""
     run = CDecoder.run
 
-    def faulty(self: CDecoder, packed: InputBatch, *args: Any, **scored: bool) -> torch.Tensor:
+    def faulty(self: CDecoder, packed: InputBatch, *args: Any, **scored: bool) -> np.ndarray:
         watching = self._take
 
-        def take(name: str, out: torch.Tensor) -> None:
+        def take(name: str, out: np.ndarray) -> None:
             change(self, packed, name, out)
             if watching is not None:
                 watching(name, out)
@@ -174,9 +173,9 @@ def _changed_steps(patch: Patch, change: Callable[[CDecoder, InputBatch, str, to
 def few_rows_by_another_kernel(patch: Patch) -> None:
     """Linear layers of one row round otherwise than those of more."""
 
-    def change(decoder: CDecoder, packed: InputBatch, name: str, out: torch.Tensor) -> None:
+    def change(decoder: CDecoder, packed: InputBatch, name: str, out: np.ndarray) -> None:
         if name.endswith("_proj") and len(out) == 1:
-            out.copy_((out.double() * (1 + 1e-7)).to(out.dtype))
+            out[...] = out.astype(np.float64) * (1 + 1e-7)
 
     _changed_steps(patch, change)
 
@@ -184,11 +183,11 @@ def few_rows_by_another_kernel(patch: Patch) -> None:
 def longest_context_rounds(patch: Patch) -> None:
     """The attention of a row rounds otherwise beside a row that sees more blocks of keys."""
 
-    def change(decoder: CDecoder, packed: InputBatch, name: str, out: torch.Tensor) -> None:
+    def change(decoder: CDecoder, packed: InputBatch, name: str, out: np.ndarray) -> None:
         if name.endswith("self_attn"):
             blocks = packed.positions // PAGE
             shorter = blocks < blocks.max()
-            out[shorter] = (out[shorter].double() * (1 + 1e-6)).to(out.dtype)
+            out[shorter] = out[shorter].astype(np.float64) * (1 + 1e-6)
 
     _changed_steps(patch, change)
 
@@ -266,17 +265,17 @@ def _kept_by(decoder: CDecoder) -> dict[str, Cache]:
 def broken_entry_stays(patch: Patch) -> None:
     """Entries that are not finite are stored as they are."""
 
-    def change(decoder: CDecoder, packed: InputBatch, name: str, out: torch.Tensor) -> None:
+    def change(decoder: CDecoder, packed: InputBatch, name: str, out: np.ndarray) -> None:
         if name.endswith("rotated"):
             cache = _kept_by(decoder)[name]
             keys, values, at = cache.keys, cache.kept, packed.kv_positions
             heads, size = values.shape[1::2]
-            k, v = out[:, -2 * heads * size :].view(len(out), 2, heads, size).unbind(1)
+            k, v = out[:, -2 * heads * size :].reshape(len(out), 2, heads, size).swapaxes(0, 1)
             keys[at // PAGE, :, :, at % PAGE] = k
             values[at // PAGE, :, at % PAGE] = v
 
     _changed_steps(patch, change)
-    patch.setattr(kv_cache, "bounded", lambda x: x)
+    patch.setattr(kv_cache, "bounded_array", lambda x: x)
 
 
 def broken_draft_ends_request(patch: Patch) -> None:

@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 import numpy as np
-import torch
 
 from detgen.engine import scheduler
 from detgen.engine.request import Request
@@ -16,13 +15,14 @@ from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.decoder import StateShape
 from detgen.kernels.input_batch import Window, Windows
+from detgen.machine import CPU
 from detgen.params import SamplingParams
+from detgen.program.arrays import FLOAT32
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.snapshots import Snapshots
 from detgen.runner.state_cache import StateCache
 
-CPU = torch.device("cpu")
 SHAPE = StateShape(channels=1, taps=3, heads=1, key_heads=1, size=1, values=1)
 
 
@@ -39,7 +39,7 @@ class Loop:
 
     def __init__(self, batch: int, pages: int = 32, seed: int = 0, snapshots: int = 0, **settings: Any) -> None:
         self.pages = BlockManager(pages)
-        self.cache, self.draft_cache = (KVCache([(1, 1, 1)], self.pages, torch.float32, CPU) for _ in range(2))
+        self.cache, self.draft_cache = (KVCache([(1, 1, 1)], self.pages, FLOAT32, CPU) for _ in range(2))
         self.states = StateCache([SHAPE], 1, CPU)
         self.snapshots = Snapshots(self.states, self.pages, snapshots, CPU) if snapshots else None
         self.started: list[tuple[int, int]] = []
@@ -144,8 +144,8 @@ class Loop:
 
     def write(self, slot: int, start: int, tokens: list[float]) -> None:
         table = self.table(slot)
-        at = torch.tensor([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, start + len(tokens))])
-        entries = torch.tensor(tokens).view(-1, 1, 1)
+        at = np.array([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, start + len(tokens))])
+        entries = np.array(tokens, np.float32).reshape(-1, 1, 1)
         self.cache.write(0, at, entries, entries)
 
     def move_states(self, windows: Windows) -> None:
@@ -154,7 +154,7 @@ class Loop:
         (layer,) = self.states.layers
         assert layer is not None
         for window, (slot, _, start, count, base, certain) in zip(windows, spans.tolist(), strict=True):
-            convolved, state, kept = (x[slot].view(-1) for x in layer)
+            convolved, state, kept = (x[slot].reshape(-1) for x in layer)
             before = self.live[slot].tokens[:start]
             read = [int(convolved[p % len(convolved)]) for p in range(max(start - SHAPE.taps + 1, 0), start)]
             assert read == before[max(start - SHAPE.taps + 1, 0) :], "rows that are convolved again are its own"

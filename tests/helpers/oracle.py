@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from detgen.kernels.c.library import BUILDS, Runner, build
+from detgen.program.arrays import Array, array
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import Buffer, Step
 from detgen.program.rows import Rows, Take
@@ -22,14 +23,14 @@ Passes = list[tuple[type[Step], int]]  # the last step of each pass, and its row
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> Passes:
     """While a test runs, every build leaves of each pass what the interpreter leaves: results, caches, broken rows."""
-    plain: Callable[..., torch.Tensor] = Runner.run
+    plain: Callable[..., np.ndarray] = Runner.run
     libraries = {name: library for name in BUILDS if (library := build(name)) is not None}
     passes: Passes = []
 
     def run(
-        self: Runner, rows: Rows, given: dict[Buffer, torch.Tensor], take: Take | None = None, *, exact: bool = False
+        self: Runner, rows: Rows, given: dict[Buffer, Array], take: Take | None = None, *, exact: bool = False
     ) -> Any:
-        case = Case(self.program, given, rows)
+        case = Case(self.program, {buffer: array(x) for buffer, x in given.items()}, rows)
         with using(1):  # more would wait for each other
             wanted = case.after(Interpreter(self.program).run)
             for name, library in libraries.items():

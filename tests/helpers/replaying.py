@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 import detgen.kernels.c as native
 from detgen.kernels.c import layout
@@ -36,20 +36,21 @@ class Arm:
     program: Path
     folder: Path
 
-    def run(self, runner: Runner, rows: Rows, given: Mapping[Buffer, torch.Tensor], kept: list[torch.Tensor]) -> None:
+    def run(self, runner: Runner, rows: Rows, given: Mapping[Buffer, np.ndarray], kept: list[np.ndarray]) -> None:
         """As `Runner.run`: what is given, and what else is `kept`, holds afterwards what the pass left there."""
-        broken = torch.zeros(len(rows.ids), dtype=torch.bool)
+        broken = np.zeros(len(rows.ids), bool)
         addresses = (ctypes.c_void_p * len(runner.program.buffers))()
-        for buffer, tensor in given.items():
-            addresses[runner.program.buffers[buffer]] = tensor.data_ptr()
+        for buffer, array in given.items():
+            addresses[runner.program.buffers[buffer]] = array.ctypes.data
         task, program = runner._task(rows, addresses, broken), runner._laid_out.whole
         steps, widths, _ = program.kept
         regions: list[tuple[int, int, object]] = [
             (ctypes.addressof(x), ctypes.sizeof(x), x) for x in (program, task, steps, widths, addresses)
         ]
-        held = {t.data_ptr(): t for step in runner.program.steps for t in tensors_of(step)}
-        held |= {t.data_ptr(): t for t in (*rows, *given.values(), *kept, broken) if t is not None and t.numel()}
-        regions += [(a, t.untyped_storage().nbytes() - t.storage_offset() * t.itemsize, t) for a, t in held.items()]
+        arrays = [x for step in runner.program.steps for x in arrays_of(step)]
+        arrays += [x for x in (*rows, *given.values(), *kept, broken) if x is not None]
+        held = {x.ctypes.data: x for x in sorted(arrays, key=lambda x: x.nbytes)}
+        regions += [(a, max(x.nbytes, 1), x) for a, x in held.items()]
         pointers = [*pointers_of(program), *pointers_of(task)]
         pointers += [ctypes.addressof(addresses) + 8 * i for i in range(len(addresses))]
         for made, step in zip(steps, runner.program.steps, strict=True):
@@ -65,7 +66,7 @@ class Arm:
         after = left.read_bytes()
         at = 0
         for address, size, owner in regions:
-            if any(owner is t for t in (*given.values(), *kept)):
+            if any(owner is x for x in (*given.values(), *kept)):
                 ctypes.memmove(address, after[at : at + size], size)
             at += size
 
@@ -79,14 +80,14 @@ def pointers_of(made: ctypes.Structure) -> Iterator[int]:
             yield from pointers_of(getattr(made, name))
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a step."""
+def arrays_of(value: Any) -> Iterator[np.ndarray]:
+    """The arrays of a step."""
     for field in fields(value):
         found = getattr(value, field.name)
-        if isinstance(found, torch.Tensor):
+        if isinstance(found, np.ndarray):
             yield found
         elif is_dataclass(found):
-            yield from tensors_of(found)
+            yield from arrays_of(found)
 
 
 def build_arm(folder: Path, features: str = "") -> Arm:

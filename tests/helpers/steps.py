@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from detgen.kernels.c.panels import joined, stacked
 from detgen.kernels.c.quantizing import MADE, STORAGE, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, in_few_bits
 from detgen.program import steps
+from detgen.program.arrays import BFLOAT16, Array, array
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import (
     GROUP,
@@ -31,69 +32,69 @@ from detgen.program.operands import (
     Scoring,
     Step,
     Weight,
+    address,
 )
 from detgen.program.program import Program
 from detgen.program.rows import Rows
 from detgen.program.states import STATEFUL, Convolve, DeltaRule, StateSpace, Watch
 from detgen.program.storage import Storage
 
-Run = Callable[[Rows, dict[Buffer, torch.Tensor]], torch.Tensor]
+Run = Callable[[Rows, dict[Buffer, np.ndarray]], Array]
 
 
 class Case(NamedTuple):
     """A program, what is in all of its buffers before, and the rows that it runs on."""
 
     program: Program
-    given: dict[Buffer, torch.Tensor]
+    given: dict[Buffer, np.ndarray]
     rows: Rows
 
     def __repr__(self) -> str:
         return f"{len(self.rows.ids)} rows, wanted {self.rows.wanted.tolist()}:\n{self.program}"
 
-    def after(self, run: Run) -> dict[str, torch.Tensor]:
+    def after(self, run: Run) -> dict[str, np.ndarray]:
         """Everything that a pass leaves: buffers, caches, broken rows. The case itself stays as it is."""
         caches = caches_of(self.program)
-        before, buffers = [x.clone() for x in caches], {b: x.clone() for b, x in self.given.items()}
-        found = {"broken": run(self.rows, buffers)} | {str(b): x for b, x in buffers.items()}
+        before, buffers = [x.copy() for x in caches], {b: x.copy() for b, x in self.given.items()}
+        found = {"broken": array(run(self.rows, buffers))} | {str(b): x for b, x in buffers.items()}
         for i, (cache, kept) in enumerate(zip(caches, before, strict=True)):
-            found[f"cache {i}"] = cache.clone()
-            cache.copy_(kept)
+            found[f"cache {i}"] = cache.copy()
+            np.copyto(cache, kept)
         return found
 
 
-def caches_of(program: Program) -> list[torch.Tensor]:
-    """The tensors of all caches and states that steps write to."""
+def caches_of(program: Program) -> list[Any]:
+    """The arrays of all caches and states that steps write to."""
     caches = [step.cache for step in program.steps if isinstance(step, steps.Rotate | steps.Attend)]
     kept = [x for cache in caches for x in (cache.keys, cache.kept)]
     names = ("kept", "state")
     kept += [
         getattr(step, n) for step in program.steps if isinstance(step, STATEFUL) for n in names if hasattr(step, n)
     ]
-    return list({x.data_ptr(): x for x in kept}.values())
+    return list({address(x): x for x in kept}.values())
 
 
-def differences(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> list[str]:
+def differences(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> list[str]:
     """Where bits differ, the first place of each; whichever NaN is as good as another."""
     told = []
-    for name, want in wanted.items():
-        have = found[name]
+    for name in wanted:
+        have, want = array(found[name]), array(wanted[name])
         if same_bits(have, want):
             continue
-        same = have == want if have.dtype == torch.bool else bits(have) == bits(want)
-        same |= have.isnan() & want.isnan()
+        same = (bits(have) == bits(want)) | (np.isnan(have) & np.isnan(want))
         if not same.all():
-            at = tuple((~same).nonzero()[0].tolist())
+            at = tuple(np.argwhere(~same)[0].tolist())
             told.append(f"{name}{list(at)} is {have[at].item()!r}, not {want[at].item()!r}")
     return told
 
 
-def numbers(seed: int, *shape: int) -> torch.Tensor:
+def numbers(seed: int, *shape: int) -> np.ndarray:
     """Of several magnitudes."""
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=g) * torch.exp(torch.randn(*shape, generator=g))
+    return array(torch.randn(*shape, generator=g) * torch.exp(torch.randn(*shape, generator=g)))
 
 
-ODD = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45, -1e-38, 3e38, -3e38, 88.5, -87.5, 1.0])
+ODD = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-38, 3e38, -3e38, 88.5, -87.5, 1.0], np.float32)
 COUNTS = st.integers(1, 9)
 WIDTHS = st.integers(1, 40) | st.sampled_from([64, 70])
 LONG = st.integers(1, 40) | st.sampled_from([64, 127, 130, 2049, 2200])  # of rows that are added up, in blocks or lanes
@@ -111,23 +112,22 @@ class Making:
     def __init__(self, draw: st.DrawFn, counts: st.SearchStrategy[int] = COUNTS, *, odd: bool = True) -> None:
         self.draw, self.count, self.wanted = draw, draw(counts), draw(st.booleans())
         self._seed, self._odd = draw(st.integers(0, 9999)), odd and draw(st.booleans())
-        self._given: dict[Buffer, torch.Tensor] = {}
+        self._given: dict[Buffer, np.ndarray] = {}
         self._steps: list[Step] = []
 
-    def numbers(self, *shape: int) -> torch.Tensor:
+    def numbers(self, *shape: int) -> np.ndarray:
         """Others each time."""
         self._seed += 1
         return numbers(self._seed, *shape)
 
-    def read(self, name: str, width: int, x: torch.Tensor | None = None) -> Buffer:
+    def read(self, name: str, width: int, x: np.ndarray | None = None) -> Buffer:
         """A buffer that holds something: x, or any numbers; of wanted rows, which are taken out of others, if so."""
         buffer = Buffer(name, width)
         if x is None:
             x = self.numbers(self.count, width)
             if self._odd:
-                g = torch.Generator().manual_seed(self._seed)
-                which = torch.randint(len(ODD), x.shape, generator=g)
-                x = x.where(torch.rand(x.shape, generator=g) > 0.1, ODD[which])
+                g = np.random.default_rng(self._seed)
+                x = np.where(g.random(x.shape) > 0.1, x, g.choice(ODD, x.shape))
         self._given[buffer] = x
         if not self.wanted:
             return buffer
@@ -144,15 +144,15 @@ class Making:
         """Append a step."""
         self._steps.append(kind(name=kind.__name__, wanted=self.wanted, **fields))
 
-    def case(self, **rows: torch.Tensor) -> Case:
+    def case(self, **rows: np.ndarray) -> Case:
         """The case; of its rows, ids are of a vocabulary of 20, unless they are given."""
         program = Program(*self._given)
         for step in self._steps:
             program.add(step)
         chosen = self.draw(st.lists(st.integers(0, self.count - 1), max_size=self.count, unique=True))
-        along, none = torch.arange(self.count), torch.zeros(0, 4, dtype=torch.int64)
+        along, none = np.arange(self.count), np.zeros((0, 4), np.int64)
         usual = {"ids": along, "positions": along, "places": along, "tables": none, "pieces": none}
-        found = Rows(**usual | {"wanted": torch.tensor(chosen, dtype=torch.int64)} | rows)
+        found = Rows(**usual | {"wanted": np.array(chosen, np.int64)} | rows)
         given = {b: self.numbers(self.count, b.width) for b in program.buffers} | self._given
         return Case(program, given, found)
 
@@ -161,14 +161,14 @@ def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, expe
     """The weight of a linear layer, or of experts, in any storage."""
     few = [n for n in (*MADE, *IN_FEW_BITS) if n in MADE or inputs % (UNIT if n[1] == Storage.BYTE else GROUP) == 0]
     kind = made.draw(st.sampled_from([*STORAGE, "pairs", *(few if inputs % GROUP == 0 else [])]))
-    form: Any = kind if isinstance(kind, str) else "none"
+    form: Any = "none" if isinstance(kind, tuple) or kind in STORAGE else kind
 
     def one(seed: int) -> list[Any]:
         if isinstance(kind, tuple):
             found = in_few_bits(seed, outputs, inputs, *kind)
-            return [found.rows(torch.arange(outputs).roll(n)) for n in range(1 + gated)]
-        dtype = kind if isinstance(kind, torch.dtype) else torch.bfloat16 if form == "pairs" else torch.float32
-        return [(made.numbers(outputs, inputs) * inputs**-0.5).to(dtype) for _ in range(1 + gated)]
+            return [found.rows(np.roll(np.arange(outputs), n)) for n in range(1 + gated)]
+        dtype = kind if form == "none" else "bfloat16" if form == "pairs" else "float32"
+        return [(made.numbers(outputs, inputs) * inputs**-0.5).astype(dtype) for _ in range(1 + gated)]
 
     if experts:
         seeds = [0] * experts if isinstance(kind, tuple) and kind[0] == Storage.CODE else range(experts)
@@ -190,11 +190,11 @@ def _embedded(draw: st.DrawFn) -> Case:
     made, width = Making(draw), draw(WIDTHS)
     made.wanted = False
     dtype = draw(st.sampled_from(list(STORAGE)))
-    table = made.numbers(20, width).to(dtype)
+    table = made.numbers(20, width).astype(dtype)
     known = draw(st.sampled_from([0, 0, 1, 13, 20]))
     made.add(steps.Embed, table=table, storage=STORAGE[dtype], to=made.into(width), known=known)
     ids = draw(st.lists(st.integers(-2, 19), min_size=made.count, max_size=made.count))
-    return made.case(ids=torch.tensor(ids))
+    return made.case(ids=np.array(ids))
 
 
 @st.composite
@@ -204,13 +204,13 @@ def _from_columns(draw: st.DrawFn) -> Case:
     vocabulary = draw(st.sampled_from([20, 33, 70]))
     if kind is None:
         width, dtype = draw(WIDTHS), draw(st.sampled_from(list(STORAGE)))
-        weight = joined([made.numbers(vocabulary, width).to(dtype)], [], draw(st.sampled_from(["none", "pairs"])))
+        weight = joined([made.numbers(vocabulary, width).astype(dtype)], [], draw(st.sampled_from(["none", "pairs"])))
     else:
         width = draw(st.sampled_from([256, 512, 1280] if kind[1] == Storage.BYTE else [32, 96, 1056]))
         weight = joined([in_few_bits(1, vocabulary, width, *kind)], [])
     made.add(steps.EmbedColumn, weight=weight, to=made.into(width))
     ids = draw(st.lists(st.integers(-2, vocabulary - 1), min_size=made.count, max_size=made.count))
-    return made.case(ids=torch.tensor(ids))
+    return made.case(ids=np.array(ids))
 
 
 @st.composite
@@ -218,10 +218,10 @@ def _placed(draw: st.DrawFn) -> Case:
     made, width, offset = Making(draw), draw(WIDTHS), draw(st.integers(0, 3))
     made.wanted = False
     dtype = draw(st.sampled_from(list(STORAGE)))
-    table = made.numbers(20, width).to(dtype)
+    table = made.numbers(20, width).astype(dtype)
     made.add(steps.EmbedPositions, table=table, storage=STORAGE[dtype], offset=offset, to=made.into(width))
     positions = draw(st.lists(st.integers(0, 16), min_size=made.count, max_size=made.count))
-    return made.case(positions=torch.tensor(positions))
+    return made.case(positions=np.array(positions))
 
 
 @st.composite
@@ -276,15 +276,14 @@ def odd_groups(form: Form) -> Case:
     x, to = Buffer("x", 96), Buffer("to", 34)
     given = numbers(1, 8, 96)
     given[0, :32], given[1, 32:64], given[2] = 2.0**-101, 0.0, 1e-40
-    given[3, :32] = torch.arange(32) + 0.5
+    given[3, :32] = np.arange(32) + 0.5
     given[3, 0] = 127  # a factor of 1
-    given[4, 40], given[5, 40], given[6, 0] = torch.nan, -torch.inf, 3e38
-    given[7, :32] = torch.linspace(-1, 1, 32) * 2.0**-100
+    given[4, 40], given[5, 40], given[6, 0] = np.nan, -np.inf, 3e38
+    given[7, :32] = np.linspace(-1, 1, 32) * 2.0**-100
     program = Program(x)
     program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([numbers(2, 34, 96)], [], form)))
-    return Case(
-        program, {x: given, to: torch.zeros(8, 34)}, Rows(*[torch.arange(8)] * 4, *[torch.zeros(0, 4).long()] * 2)
-    )
+    along, none = np.arange(8), np.zeros((0, 4), np.int64)
+    return Case(program, {x: given, to: np.zeros((8, 34), np.float32)}, Rows(*[along] * 4, *[none] * 2))
 
 
 def odd_pairs() -> Case:
@@ -298,34 +297,34 @@ def odd_pairs() -> Case:
     rows, inputs, outputs = 12, 1200, 34
     x, to, g = Buffer("x", inputs), Buffer("to", outputs), torch.Generator().manual_seed(5)
 
-    def any_size(count: int, least: int, most: int) -> torch.Tensor:
+    def any_size(count: int, least: int, most: int) -> np.ndarray:
         sizes = torch.randint(least, most, (count, inputs), generator=g)
-        return torch.ldexp(torch.randn(count, inputs, generator=g), sizes)
+        return array(torch.ldexp(torch.randn(count, inputs, generator=g), sizes))
 
     given = any_size(rows, -70, 20)
-    given[:3], given[3] = any_size(3, -58, -53), torch.randn(inputs, generator=g) * 1e-39
-    given[0, :6] = torch.tensor([1.0, -1.0, 1 - 2**-9, 1 - 2**-9 - 2**-20, -1 + 2**-8, -0.0]) * 2.0**-55
-    given[4] = torch.randint(-999, 999, (inputs,), generator=g) * 2.0**-8 + 1
+    given[:3], given[3] = any_size(3, -58, -53), array(torch.randn(inputs, generator=g) * 1e-39)
+    given[0, :6] = np.array([1.0, -1.0, 1 - 2**-9, 1 - 2**-9 - 2**-20, -1 + 2**-8, -0.0]) * 2.0**-55
+    given[4] = array(torch.randint(-999, 999, (inputs,), generator=g)) * 2.0**-8 + 1
     given[5], given[6] = 3e38, any_size(1, 110, 127)[0]
-    given.view(torch.int32)[8, 700] = 2**31 - 1  # NaN, to which nothing can be added
-    given[9, 3], given[9, 1100], given[10, 5] = torch.inf, -torch.inf, 3.4e38
+    given.view(np.int32)[8, 700] = 2**31 - 1  # NaN, to which nothing can be added
+    given[9, 3], given[9, 1100], given[10, 5] = np.inf, -np.inf, 3.4e38
     of = any_size(outputs, -8, 3)
     of[::5], of[1::5], of[2] = any_size(len(of[::5]), -58, -53), any_size(len(of[1::5]), -80, 60), 3e38
     program = Program(x)
-    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([of.bfloat16()], [], "pairs")))
-    along, none = torch.arange(rows), torch.zeros(0, 4).long()
-    return Case(program, {x: given, to: torch.zeros(rows, outputs)}, Rows(*[along] * 4, *[none] * 2))
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([of.astype(BFLOAT16)], [], "pairs")))
+    along, none = np.arange(rows), np.zeros((0, 4), np.int64)
+    return Case(program, {x: given, to: np.zeros((rows, outputs), np.float32)}, Rows(*[along] * 4, *[none] * 2))
 
 
 @st.composite
-def scored(draw: st.DrawFn, special: float = -torch.inf) -> Case:
+def scored(draw: st.DrawFn, special: float = -np.inf) -> Case:
     """Logits, some of which may be `special`."""
     made = Making(draw, st.integers(1, 9) | st.sampled_from([96, 97]), odd=False)
     inputs, outputs = draw(st.integers(1, 20)), draw(WIDTHS | st.sampled_from([127, 128, 129, 300, 2100]))
     x = made.numbers(made.count, inputs) * draw(st.sampled_from([0.0, 0.01, 1.0, 20.0]))
     of = weight(made, outputs, inputs)
     if of.bias is not None:
-        of.bias[torch.rand(of.bias.shape, generator=torch.Generator().manual_seed(outputs)) < 0.1] = special
+        of.bias[np.random.default_rng(outputs).random(of.bias.shape) < 0.1] = special
     blocks = Buffer("blocks", SCORED * -(-outputs // LOGIT_BLOCK))
     factor, softcap = draw(st.sampled_from([1.0, 0.5])), draw(st.sampled_from([0.0, 30.0]))
     made.add(steps.ScoredLinear, x=made.read("x", inputs, x), to=blocks, weight=of, factor=factor, softcap=softcap)
@@ -333,15 +332,15 @@ def scored(draw: st.DrawFn, special: float = -torch.inf) -> Case:
     return made.case()
 
 
-def _slots(made: Making, group: int) -> dict[str, torch.Tensor]:
+def _slots(made: Making, group: int) -> dict[str, np.ndarray]:
     """Windows of several slots, whose pages are anywhere; the rows are as many as these have."""
     starts = st.integers(0, 150) | st.sampled_from([1015, 1020, 1100, 2045])  # sections of attention have 1,024 keys
     spans = made.draw(st.lists(st.tuples(starts, st.integers(1, 9)), min_size=1, max_size=3))
     slots, lengths, starts = np.arange(len(spans)), np.array([n for _, n in spans]), np.array([s for s, _ in spans])
     pages = max(start + n for start, n in spans) // PAGE + 1
-    tables = torch.randperm(len(spans) * pages, generator=torch.Generator().manual_seed(1)).view(-1, pages)
-    positions = torch.tensor([p for start, n in spans for p in range(start, start + n)])
-    places = tables[torch.from_numpy(np.repeat(slots, lengths)), positions // PAGE] * PAGE + positions % PAGE
+    tables = np.random.default_rng(1).permutation(len(spans) * pages).reshape(-1, pages)
+    positions = np.array([p for start, n in spans for p in range(start, start + n)])
+    places = tables[np.repeat(slots, lengths), positions // PAGE] * PAGE + positions % PAGE
     made.count, pieces = len(positions), lay_out(slots, starts, lengths, group)
     return {"positions": positions, "places": places, "tables": tables, "pieces": pieces}
 
@@ -352,7 +351,7 @@ def _cache(made: Making, heads: int, kv_heads: int, pages: int) -> Cache:
     keys, kept = made.numbers(pages, kv_heads, size, PAGE), made.numbers(pages, kv_heads, PAGE, values)
     storage = made.draw(st.sampled_from([Storage.FLOAT, Storage.BFLOAT]))
     if storage == Storage.BFLOAT:
-        keys, kept = keys.bfloat16(), kept.bfloat16()
+        keys, kept = keys.astype(BFLOAT16), kept.astype(BFLOAT16)
     sizes = {"heads": heads, "kv_heads": kv_heads, "size": size, "values": values}
     return Cache(**sizes, keys=keys, kept=kept, storage=storage)
 
@@ -368,7 +367,7 @@ def _rotated(draw: st.DrawFn) -> Case:
     made, kv_heads, group = Making(draw), draw(st.integers(1, 2)), draw(st.integers(1, 3))
     made.wanted = False
     rows, turned = _slots(made, group), draw(st.sampled_from([0, 4, 6, 8]))
-    cache = _cache(made, kv_heads * group, kv_heads, rows["tables"].numel())
+    cache = _cache(made, kv_heads * group, kv_heads, rows["tables"].size)
     angles = {name: made.numbers(2100, turned // 2) for name in ("cosines", "sines")} if turned else {}
     if draw(st.booleans()):
         angles["factors"] = made.numbers(2100)
@@ -382,7 +381,7 @@ def _attended(draw: st.DrawFn) -> Case:
     made, kv_heads, group = Making(draw), draw(st.integers(1, 2)), draw(st.integers(1, 3))
     made.wanted = False
     rows = _slots(made, group)
-    cache = _cache(made, kv_heads * group, kv_heads, rows["tables"].numel())
+    cache = _cache(made, kv_heads * group, kv_heads, rows["tables"].size)
     made.add(
         steps.Attend,
         qkv=_qkv(made, cache),
@@ -392,7 +391,7 @@ def _attended(draw: st.DrawFn) -> Case:
         window=draw(st.sampled_from([0, 1, 30, 100, 1030])),
         chunk=draw(st.sampled_from([0, 1, 24, 100, 1000])),
         softcap=draw(st.sampled_from([0.0, 20.0])),
-        slopes=made.numbers(cache.heads).abs() if draw(st.booleans()) else None,
+        slopes=np.abs(made.numbers(cache.heads)) if draw(st.booleans()) else None,
         sinks=made.numbers(cache.heads) if draw(st.booleans()) else None,
     )
     return made.case(**rows)
@@ -473,7 +472,7 @@ def _summed(draw: st.DrawFn) -> Case:
 RING = 8
 
 
-def _spans(made: Making, uncertain: int) -> torch.Tensor:
+def _spans(made: Making, uncertain: int) -> np.ndarray:
     """Of slots 2, 1 and 0, or some of them; the rows are as many as these have. At most so many are not certain."""
     spans, row = [], 0
     for slot in made.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True)):
@@ -484,7 +483,7 @@ def _spans(made: Making, uncertain: int) -> torch.Tensor:
         spans.append([slot, row, start, tokens, base, start + tokens - unsure])
         row += tokens
     made.count = row
-    return torch.tensor(spans)
+    return np.array(spans)
 
 
 @st.composite
@@ -522,7 +521,7 @@ def _recurrent(draw: st.DrawFn, kind: type[DeltaRule | StateSpace]) -> Case:
         qkv=made.read("qkv", 2 * keys * size + heads * values),
         decay=made.read("decay", heads),
         to=Buffer("to", heads * values),
-        rates=-made.numbers(heads).abs(),
+        rates=-np.abs(made.numbers(heads)),
         bias=made.numbers(heads),
         **{"heads": heads, "key_heads": keys, "size": size, "values": values},
         ring=RING,

@@ -7,12 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers as hf
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from detgen.kernels.input_batch import Window
+from detgen.machine import CPU
 from detgen.models.loading import LoadedModel
+from detgen.program.arrays import array
 from detgen.runner.preparing import Prepared, prepare
 
 _MAKERS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask")
@@ -101,20 +104,19 @@ def prepared(made: Any, context: int = CONTEXT) -> Prepared:
     """
     loaded = LoadedModel("it", made, None, "", context, frozenset())
     kwargs: dict[str, Any] = {"batch_size": 1, "kv_memory": 64 << 20}
-    return prepare(loaded, None, torch.device("cpu"), **kwargs)
+    return prepare(loaded, None, CPU, **kwargs)
 
 
 @torch.inference_mode()
-def own(made: Any, ids: list[int]) -> torch.Tensor:
+def own(made: Any, ids: list[int]) -> np.ndarray:
     """Logits of a prompt by the model's eager forward, float32 [tokens, vocabulary]."""
     made.set_attn_implementation("eager")
-    logits: torch.Tensor = made(torch.tensor([ids]), use_cache=False).logits[0]
-    return logits
+    return array(made(torch.tensor([ids]), use_cache=False).logits[0])
 
 
-def packed(passes: Prepared, ids: list[int]) -> torch.Tensor:
+def packed(passes: Prepared, ids: list[int]) -> np.ndarray:
     """The same by packed passes."""
     forward = passes.runners[0]
     forward.cache.pages.lay_out(1, len(ids))
     parts = [(at, ids[at : at + _READ]) for at in range(0, len(ids), _READ)]
-    return torch.cat([forward.run([Window(0, at, part, len(part))]) for at, part in parts])
+    return np.concatenate([forward.run([Window(0, at, part, len(part))]) for at, part in parts])

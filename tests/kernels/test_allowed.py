@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,9 +32,9 @@ class Told(Mask):
         return bool(self._bits[token >> 3] >> (token & 7) & 1)
 
 
-def masked(logits: torch.Tensor, masks: list[Told | None]) -> tuple[np.ndarray, ...]:
+def masked(logits: np.ndarray, masks: list[Told | None]) -> tuple[np.ndarray, ...]:
     tokens, leads = choosing.best(choosing.masked(logits, [None if m is None else m._bits for m in masks]))
-    return tokens.numpy(), leads, choosing.logprobs(logits, tokens, None, full=False)[0]
+    return tokens, leads, choosing.logprobs(logits, tokens, None, full=False)[0]
 
 
 @examples(150)
@@ -70,18 +69,17 @@ def test_it_is_the_masked_rows_choice(
             allowed[rng.integers(width)] = True
         masks.append(None if share is None else (Mask if forced else Told)(np.packbits(allowed, bitorder="little")))  # type: ignore[arg-type]
     rows = np.flatnonzero(rng.random(len(shares)) < 0.5) if some else np.arange(len(shares))
-    given = torch.from_numpy(logits)
-    found = best_allowed(given, rows if some else None, [masks[i] for i in rows])
-    wanted = [values[rows] for values in masked(given, masks)]
+    found = best_allowed(logits, rows if some else None, [masks[i] for i in rows])
+    wanted = [values[rows] for values in masked(logits, masks)]
     sound = np.isfinite(logits[rows, wanted[0]])
     assert found.tokens.tolist() == wanted[0].tolist()
     for values, others in zip((found.leads, found.logprobs), wanted[1:], strict=True):
         assert values[sound].tobytes() == others[sound].tobytes()
-    assert np.isfinite(given.numpy()[rows, found.tokens]).tolist() == sound.tolist()
+    assert np.isfinite(logits[rows, found.tokens]).tolist() == sound.tolist()
 
 
 def test_few_questions_are_enough() -> None:
-    logits = torch.arange(1000, dtype=torch.float32)[None]
+    logits = np.arange(1000, dtype=np.float32)[None]
     for allowed, whole in (([999, 997], 0), ([998, 996], 0), ([998, 3], 1), ([500, 600], 1)):
         bits = np.zeros(1000, bool)
         bits[allowed] = True
@@ -96,7 +94,7 @@ def test_the_largest_come_first(width: int) -> None:
     rng = np.random.default_rng(width)
     logits = rng.integers(-3, 3, (5, width)).astype(np.float32)
     logits[logits == 2] = -np.inf
-    found = choosing.ranked(torch.from_numpy(logits))
+    found = choosing.ranked(logits)
     for row, ids, values in zip(logits, found.ids, found.values, strict=True):
         order = [i for i in np.argsort(-row, kind="stable") if row[i] > -np.inf][:RANKED]
         assert ids.tolist() == [*order, *[-1] * (RANKED - len(order))]

@@ -16,12 +16,13 @@ from detgen.kernels.attention import BLOCK, AttentionTraits, attend_blocks, lay_
 from detgen.kernels.bits import same_bits
 from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import Window, Windows, pack
+from detgen.machine import CPU
+from detgen.program.arrays import FLOAT32, array
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 
 SLOTS, BLOCKS, KV_HEADS = 5, 10, 2
 SLOT_SIZE, PAGES = BLOCKS * BLOCK, SLOTS * BLOCKS
-CPU = torch.device("cpu")
 Entries = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -99,8 +100,8 @@ def run(
 ) -> list[torch.Tensor]:
     """Attention of the windows' rows, packed into one pass: [tokens, heads, size] a window."""
     packed = pack(Windows.of(windows), tables, q.shape[2] // KV_HEADS)
-    cache = KVCache([(KV_HEADS, q.shape[3], q.shape[3])], BlockManager(PAGES), torch.float32, CPU)
-    cache.write(0, torch.arange(len(cached[0])), *(x.float() for x in cached))
+    cache = KVCache([(KV_HEADS, q.shape[3], q.shape[3])], BlockManager(PAGES), FLOAT32, CPU)
+    cache.write(0, np.arange(len(cached[0])), *(array(x.float()) for x in cached))
     widths = [len(w.tokens) for w in windows]
     rows = torch.cat([q[w.slot, w.start : w.start + width] for w, width in zip(windows, widths, strict=True)])
     k, v = (x.float()[packed.kv_positions] for x in cached)  # as they are there already

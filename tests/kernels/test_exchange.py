@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from helpers.examples import examples
@@ -20,7 +21,9 @@ from detgen.kernels.exchange import Exchange
 from detgen.kernels.generic.generic_decoder import GenericDecoder
 from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import MOST_ROWS, Window
+from detgen.machine import CPU
 from detgen.models.loading import LoadedModel
+from detgen.program.arrays import array, tensor
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.preparing import Prepared, prepare
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
@@ -42,11 +45,11 @@ class Model(NamedTuple):
     def forward(self) -> ModelRunner:
         return self.prepared.runners[0]
 
-    def run(self, windows: list[tuple[int, int, int]], exchange: Exchange | None = None) -> torch.Tensor:
+    def run(self, windows: list[tuple[int, int, int]], exchange: Exchange | None = None) -> np.ndarray:
         """The logits of all rows of windows (slot, start, end) of the sequences."""
         tokens = TOKENS.tolist()
         found = [Window(slot, start, tokens[slot][start:end], end - start) for slot, start, end in windows]
-        return self.forward.run(found, exchange=exchange)
+        return array(self.forward.run(found, exchange=exchange))
 
     def fresh(self) -> None:
         self.forward.cache.pages.lay_out(SLOTS, LENGTH)
@@ -58,7 +61,7 @@ def prepared(kind: str) -> Model:
     with decoders(kind):
         loaded = LoadedModel("a model", model, None, "", 512, frozenset({0}))
         settings: dict[str, Any] = {"batch_size": 4, "kv_memory": 8 << 20}
-        found = prepare(loaded, None, torch.device("cpu"), **settings)
+        found = prepare(loaded, None, CPU, **settings)
     found.runners[0].thinking = None  # which would bring states to a pass without an exchange
     return Model(found, own)
 
@@ -79,7 +82,7 @@ def model(request: pytest.FixtureRequest, kinds: dict[str, Model]) -> Model:
     return found
 
 
-def entries(model: Model, slot: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+def entries(model: Model, slot: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     return model.forward.cache.entries(slot, 0, end)
 
 
@@ -94,7 +97,7 @@ def test_equals_the_models_own_forward(model: Model, inject: int, extract: int, 
     with torch.no_grad():
         logits, hidden = model.own.decode(TOKENS[:1], STATES[:1])
     exchange = Exchange(inject, extract, STATES[0])
-    found = model.run([(0, 0, LENGTH)], exchange)
+    found = tensor(model.run([(0, 0, LENGTH)], exchange))
     assert len(compared) == isinstance(model.forward.decoder, CDecoder)
     assert exchange.hidden is not None
     assert exchange.hidden.dtype == torch.float32
@@ -107,7 +110,7 @@ def test_all_kinds_agree(kinds: dict[str, Model]) -> None:
     for model in kinds.values():
         model.fresh()
         exchange = Exchange(1, 2, STATES[:2, :60].flatten(0, 1))
-        found.append((model.run([(0, 0, 60), (1, 0, 60)], exchange), exchange.hidden))
+        found.append((tensor(model.run([(0, 0, 60), (1, 0, 60)], exchange)), exchange.hidden))
     for a, *others in zip(*found, strict=True):
         assert all((a - b).abs().max() < 1e-4 * a.abs().max() for b in others)
 
@@ -115,7 +118,7 @@ def test_all_kinds_agree(kinds: dict[str, Model]) -> None:
 def test_zero_states_change_nothing(model: Model) -> None:
     """Not one bit, of logits and of KV entries."""
     windows = [(0, 0, LENGTH), (2, 0, 5)]
-    logits = model.run(windows).clone()
+    logits = model.run(windows).copy()
     want = entries(model, 0, LENGTH)
     model.fresh()
     found = model.run(windows, Exchange(1, 2, torch.zeros(LENGTH + 5, HIDDEN)))
@@ -129,7 +132,7 @@ def test_a_state_reaches_its_row_and_those_that_see_it(model: Model, inject: int
     windows, at = [(0, 0, 20), (1, 0, 20), (2, 3, 9)], 7
     count = 46
     calm = Exchange(inject, 2, torch.zeros(count, HIDDEN))
-    want = model.run(windows, calm).clone()
+    want = model.run(windows, calm).copy()
     before = entries(model, 0, 20)
     model.fresh()
     states = torch.zeros(count, HIDDEN)
@@ -150,17 +153,17 @@ def test_a_state_reaches_its_row_and_those_that_see_it(model: Model, inject: int
 
 
 @pytest.fixture(scope="module")
-def alone(kinds: dict[str, Model]) -> dict[str, list[tuple[torch.Tensor, ...]]]:
+def alone(kinds: dict[str, Model]) -> dict[str, list[tuple[np.ndarray, ...]]]:
     """Logits, hidden states, keys and values of each sequence, read row by row."""
 
-    def read(model: Model, slot: int) -> tuple[torch.Tensor, ...]:
+    def read(model: Model, slot: int) -> tuple[np.ndarray, ...]:
         model.fresh()
         logits, hidden = [], []
         for i in range(LENGTH):
             exchange = Exchange(1, 2, STATES[slot, i : i + 1])
-            logits.append(model.run([(slot, i, i + 1)], exchange).clone())
-            hidden.append(exchange.hidden)
-        return torch.cat(logits), torch.cat(hidden), *entries(model, slot, LENGTH)
+            logits.append(model.run([(slot, i, i + 1)], exchange).copy())
+            hidden.append(array(exchange.hidden))
+        return np.concatenate(logits), np.concatenate(hidden), *entries(model, slot, LENGTH)
 
     return {name: [read(model, slot) for slot in range(SLOTS)] for name, model in kinds.items()}
 
@@ -169,7 +172,7 @@ def alone(kinds: dict[str, Model]) -> dict[str, list[tuple[torch.Tensor, ...]]]:
 @given(data=st.data(), name=st.sampled_from(KINDS), threads=st.sampled_from([1, 2]))
 def test_no_bit_depends_on_the_packing(
     kinds: dict[str, Model],
-    alone: dict[str, list[tuple[torch.Tensor, ...]]],
+    alone: dict[str, list[tuple[np.ndarray, ...]]],
     data: st.DataObject,
     name: str,
     threads: int,
@@ -179,7 +182,7 @@ def test_no_bit_depends_on_the_packing(
     model.fresh()
     torch.set_num_threads(threads)
     done = [0] * SLOTS
-    parts: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {slot: [] for slot in range(SLOTS)}
+    parts: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {slot: [] for slot in range(SLOTS)}
     while min(done) < LENGTH:
         left = [slot for slot in range(SLOTS) if done[slot] < LENGTH]
         slots = data.draw(st.lists(st.sampled_from(left), min_size=1, max_size=len(left), unique=True))
@@ -190,13 +193,13 @@ def test_no_bit_depends_on_the_packing(
             windows.append((slot, done[slot], done[slot] + width))
             done[slot] += width
         exchange = Exchange(1, 2, torch.cat([STATES[slot, start:end] for slot, start, end in windows]))
-        lengths = [end - start for _, start, end in windows]
-        logits = model.run(windows, exchange).split(lengths)
+        ends = np.cumsum([end - start for _, start, end in windows])[:-1]
+        logits = np.split(model.run(windows, exchange), ends)
         assert exchange.hidden is not None
-        for slot, *found in zip(slots, logits, exchange.hidden.split(lengths), strict=True):
-            parts[slot].append((found[0].clone(), found[1].clone()))
+        for slot, *found in zip(slots, logits, np.split(array(exchange.hidden), ends), strict=True):
+            parts[slot].append((found[0].copy(), found[1].copy()))
     for slot in range(SLOTS):
-        got = [torch.cat(x) for x in zip(*parts[slot], strict=True)]
+        got = [np.concatenate(x) for x in zip(*parts[slot], strict=True)]
         got += entries(model, slot, LENGTH)
         assert all(same_bits(a, b) for a, b in zip(got, alone[name][slot], strict=True))
 
@@ -206,7 +209,7 @@ def test_a_broken_state_stays_in_its_slot(model: Model) -> None:
     windows = [(0, 0, 10), (1, 0, 10)]
     states = torch.cat([STATES[0, :10], STATES[1, :10]])
     want = Exchange(1, 2, states)
-    logits = model.run(windows, want).clone()
+    logits = model.run(windows, want).copy()
     model.fresh()
     broken = states.clone()
     broken[4] = torch.nan
@@ -216,10 +219,10 @@ def test_a_broken_state_stays_in_its_slot(model: Model) -> None:
     found = model.forward.run([Window(slot, 0, tokens[slot][:10], 10) for slot in (0, 1)], rows, exchange)
     assert exchange.hidden is not None
     assert want.hidden is not None
-    for a, b in ((found, logits), (exchange.hidden, want.hidden)):
+    for a, b in ((found, logits), (array(exchange.hidden), array(want.hidden))):
         assert same_bits(a[:4], b[:4])
         assert same_bits(a[10:], b[10:])
-        assert a[4].isnan().any()
+        assert np.isnan(a[4]).any()
     assert rows == [4]
 
 
@@ -227,7 +230,7 @@ def test_a_pass_leaves_no_hooks(kinds: dict[str, Model], monkeypatch: pytest.Mon
     """What a pass brought is gone with it, also if it fails."""
     model = kinds["generic"]
     model.fresh()
-    want = model.run([(0, 0, 5)]).clone()
+    want = model.run([(0, 0, 5)]).copy()
     model.run([(0, 0, 5)], Exchange(1, 2, STATES[0, :5]))
     assert same_bits(model.run([(0, 0, 5)]), want)
 

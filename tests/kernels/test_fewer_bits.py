@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy as copying
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c import quantizing
@@ -15,30 +16,34 @@ from detgen.kernels.c.panels import panels
 from detgen.kernels.c.quantizing import MADE, Form
 from detgen.kernels.fewer_bits import FewerBits, form_of, sizes
 from detgen.program import steps
+from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32
 from detgen.program.operands import PANEL, Buffer, Into, Weight
 from detgen.program.program import Program
 
-KINDS: list[tuple[torch.dtype, Form]] = [
-    (torch.float32, "none"),
-    (torch.bfloat16, "none"),
-    (torch.float16, "none"),
-    (torch.bfloat16, "pairs"),
+KINDS: list[tuple[np.dtype[Any], Form]] = [
+    (FLOAT32, "none"),
+    (BFLOAT16, "none"),
+    (FLOAT16, "none"),
+    (BFLOAT16, "pairs"),
 ]
 
 
-def weight(dtype: torch.dtype, form: Form = "none") -> tuple[Weight, torch.Tensor]:
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(3).standard_normal(shape, np.float32)
+
+
+def weight(dtype: np.dtype[Any], form: Form = "none") -> tuple[Weight, np.ndarray]:
     """One with a group of zeros, one of tiny numbers and one of large ones, in panels and as it is."""
-    torch.manual_seed(3)
-    made = torch.randn(90, 96)
+    made = drawn(90, 96)
     made[5, :32], made[40, 32:64], made[2, :32] = 0, made[40, 32:64] * 1e-7, made[2, :32] * 1e4
-    return panels([made.to(dtype)], form=form), made.to(dtype)
+    return panels([made.astype(dtype)], form=form), made.astype(dtype)
 
 
 @pytest.mark.parametrize("name", BUILDS)
 @pytest.mark.parametrize("made", ["q8", "q4", "q4_k"])
 @pytest.mark.parametrize(("dtype", "form"), KINDS)
 def test_panels_are_quantized_as_rows_are(
-    dtype: torch.dtype, form: Form, made: Form, name: str, monkeypatch: pytest.MonkeyPatch
+    dtype: np.dtype[Any], form: Form, made: Form, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (found := build(name)) is None:
         pytest.skip(f"no build {name} here")
@@ -47,7 +52,7 @@ def test_panels_are_quantized_as_rows_are(
     copy, want = quantizing.quantized(own, made), panels([rows], form=made)
     assert list(copy.faults()) == []
     assert copy.storage == want.storage
-    assert torch.equal(copy.data, want.data)
+    assert same_bits(copy.data, want.data)
     assert copy.scales is not None
     assert want.scales is not None
     for mine, theirs in zip(copy.scales.floats(-2), want.scales.floats(-2), strict=True):
@@ -60,26 +65,26 @@ def test_forms() -> None:
     for improved in (False, True):
         for dtype, form in KINDS:
             found = [form_of(weight(dtype, form)[0], last=last, improved=improved) for last in (False, True)]
-            assert found == ["q8" if improved and dtype == torch.float32 else "q4_k", "q8"]
+            assert found == ["q8" if improved and dtype == FLOAT32 else "q4_k", "q8"]
     for form in MADE:
-        assert [form_of(panels([torch.randn(32, 64)], form=form), last=last) for last in (False, True)] == [None, None]
-    assert form_of(panels([torch.randn(32, 40)]), last=False) is None
+        assert [form_of(panels([drawn(32, 64)], form=form), last=last) for last in (False, True)] == [None, None]
+    assert form_of(panels([drawn(32, 40)]), last=False) is None
 
 
 @pytest.mark.parametrize("inputs", [96, 256])
-@pytest.mark.parametrize(("dtype", "form"), [*KINDS, (torch.float32, "q8")])
-def test_what_is_read_instead(dtype: torch.dtype, form: Form, inputs: int) -> None:
+@pytest.mark.parametrize(("dtype", "form"), [*KINDS, (FLOAT32, "q8")])
+def test_what_is_read_instead(dtype: np.dtype[Any], form: Form, inputs: int) -> None:
     """Copies, with their biases, of the layers and the output layer; the rest stays. Their sizes are known before."""
     program = Program(x := Buffer("x", inputs))
     for name in ("layer", "last"):
-        own = panels([torch.randn(64, inputs).to(dtype)], form=form)
-        bias = torch.randn(own.columns)
+        own = panels([drawn(64, inputs).astype(dtype)], form=form)
+        bias = drawn(own.columns)
         program.add(steps.Linear(name=name, x=x, to=Into(Buffer(name, 64)), weight=replace(own, bias=bias)))
     before = [step.weight for step in program.steps if isinstance(step, steps.Linear)]
     found = sizes(program)
     better, improved = copying.copy(program), FewerBits()
     better.steps = [*program.steps]
-    assert improved.improve(better) == (dtype == torch.float32 and form == "none")
+    assert improved.improve(better) == (dtype == FLOAT32 and form == "none")
     improved.of(better)
     after = [step.weight for step in FewerBits().of(program).steps if isinstance(step, steps.Linear)]
     assert all(a.bias is b.bias for a, b in zip(after, before, strict=True))
@@ -94,12 +99,12 @@ def test_what_is_read_instead(dtype: torch.dtype, form: Form, inputs: int) -> No
 
 
 def test_experts_are_copied_one_behind_the_other() -> None:
-    own, _ = weight(torch.float32)
-    stacked = replace(own, data=torch.stack([own.data, 2 * own.data]))
+    own, _ = weight(FLOAT32)
+    stacked = replace(own, data=np.stack([own.data, 2 * own.data]))
     copy, one = quantizing.quantized(stacked, "q8"), quantizing.quantized(own, "q8")
     assert copy.data.shape == (2, *one.data.shape)
-    assert torch.equal(copy.data[0], one.data)
+    assert same_bits(copy.data[0], one.data)
     assert copy.scales is not None
     assert one.scales is not None
-    assert torch.equal(copy.scales.steps[0], one.scales.steps)
+    assert same_bits(copy.scales.steps[0], one.scales.steps)
     assert copy.scales.steps.shape[-1] == PANEL

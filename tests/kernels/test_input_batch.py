@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.input_batch import Window, Windows, fill_passes, pack
-
-CPU = torch.device("cpu")
 
 
 def rows_of(found: list[Window]) -> list[tuple[int, int, int]]:

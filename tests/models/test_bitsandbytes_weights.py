@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -23,15 +24,16 @@ from detgen import Engine, EngineError
 from detgen.errors import QuantName
 from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
+from detgen.machine import CPU
 from detgen.models import bitsandbytes_weights
 from detgen.models.bitsandbytes_weights import CODES
 from detgen.models.loading import load_model
+from detgen.program.arrays import BFLOAT16
 from detgen.program.steps import Linear
 from detgen.program.storage import Storage
 from detgen.runner.preparing import prepare
 
 bnb = pytest.importorskip("bitsandbytes")
-CPU = torch.device("cpu")
 # Blocks of 64 go on from row to row; of 72 inputs not even groups of 32 are whole.
 SIZES = STORED | {"hidden_size": 96, "intermediate_size": 72, "vocab_size": 320}
 LLAMA = hf.LlamaConfig(**SIZES)
@@ -101,18 +103,18 @@ def widened(folder: Path, to: Path) -> Path:
     return to
 
 
-def bits_of(folder: Path, quant: QuantName = "none", dtype: Any = "auto", *, exact: bool = True) -> list[torch.Tensor]:
+def bits_of(folder: Path, quant: QuantName = "none", dtype: Any = "auto", *, exact: bool = True) -> list[np.ndarray]:
     """Logits of a pass of two windows, and the entries of the cache; exact: of inputs that are not rounded."""
     loaded = load_model(folder, folder.name, dtype, quant)
     forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).runners[0]
     forward.cache.pages.lay_out(2, 128)
     with forward.decoder.exactly() if exact else nullcontext():
         logits = forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)])
-    at = torch.tensor([*range(40), *range(128, 131)])
-    return [logits.clone(), *(x for i in range(len(forward.cache.keys)) for x in forward.cache.read(i, at))]
+    at = np.array([*range(40), *range(128, 131)])
+    return [logits.copy(), *(x for i in range(len(forward.cache.keys)) for x in forward.cache.read(i, at))]
 
 
-def agree(found: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
+def agree(found: list[np.ndarray], want: list[np.ndarray]) -> bool:
     return all(same_bits(a, b) for a, b in zip(found, want, strict=True))
 
 
@@ -174,7 +176,7 @@ def test_how_weights_are_kept(random_model: Callable[..., Path], tmp_path: Path)
 
 def test_codes_are_those_of_bitsandbytes() -> None:
     for kind, codes in CODES.items():
-        assert torch.equal(codes, bnb.functional.get_4bit_type(kind, device="cpu"))
+        assert same_bits(codes, bnb.functional.get_4bit_type(kind, device="cpu"))
 
 
 def test_other_weights_in_16_bits(random_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_other_weights_in_16_bits(random_model: Callable[..., Path], tmp_path: P
     save_file(tensors, path, metadata={"format": "pt"})
     want = bits_of(widened(folder, tmp_path / "wide"), dtype="float32")
     loaded = load_model(folder, "few", "bfloat16", "none")
-    assert loaded.read(loaded.model.lm_head.weight).dtype == torch.bfloat16  # type: ignore[union-attr]
+    assert loaded.read(loaded.model.lm_head.weight).dtype == BFLOAT16  # type: ignore[union-attr]
     for dtype in ("auto", "bfloat16", "float32"):
         assert agree(bits_of(folder, dtype=dtype), want)
 

@@ -34,6 +34,7 @@ from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.input_batch import Window
+from detgen.machine import CPU
 from detgen.models.folders import model_files
 from detgen.models.gguf_header import check_gguf, read_header
 from detgen.models.gguf_kinds import NAMED
@@ -42,12 +43,12 @@ from detgen.models.gguf_quickly import QuickReader, quick_gguf
 from detgen.models.loading import LoadedModel, load_model, load_tokenizer
 from detgen.models.stored import Place, whole
 from detgen.params import SamplingParams
+from detgen.program.arrays import array, floats
 from detgen.program.experts import ExpertLinear
 from detgen.progress import Progress, Unobserved
 from detgen.run import RunConfig, run, work
 from detgen.runner.preparing import prepare
 
-CPU = torch.device("cpu")
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**STORED),
     "llama, tied": lambda: hf.LlamaConfig(**STORED, tie_word_embeddings=True),
@@ -70,13 +71,13 @@ LINES = (
 )
 
 
-def bits_of(loaded: LoadedModel) -> torch.Tensor:
+def bits_of(loaded: LoadedModel) -> np.ndarray:
     """Logits of a pass of two windows whose inputs are not rounded."""
     forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).runners[0]
     forward.cache.pages.lay_out(2, 128)
     windows = [Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)]
     with forward.decoder.exactly():
-        return forward.run(windows).clone()
+        return array(forward.run(windows)).copy()
 
 
 def loaded(path: Path) -> LoadedModel:
@@ -137,10 +138,10 @@ def test_each_type_of_tensor(tmp_path: Path, kind: str) -> None:
     data = blocks_of(kind, 3 * 512 // NAMED[kind].entries)
     path = tmp_path / "weights"
     path.write_bytes(b"before" + data.tobytes() + b"behind")
-    want = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[kind])).view(3, 512)
+    want = gguf.dequantize(data, gguf.GGMLQuantizationType[kind]).reshape(3, 512)
     for order in (None, np.array([2, 0, 1])):
         found = Place(path, kind, (3, 512), 6, order=order).read()
-        assert same_bits(whole(found).float() + 0.0, want[slice(None) if order is None else order] + 0.0)
+        assert same_bits(floats(whole(found)) + 0.0, want[slice(None) if order is None else order] + 0.0)
         assert isinstance(found, Quantized) == (NAMED[kind].storage is not None)
 
 
@@ -299,7 +300,7 @@ def test_kept_in_another_number_format(folder: Path, tmp_path: Path) -> None:
     file = made(finer, tmp_path / "model.gguf", lambda _: "F32")
     stored, rounded = bits_of(loaded(file)), bits_of(load_model(file, "file", "bfloat16", "none"))
     assert not same_bits(stored, rounded)
-    torch.testing.assert_close(rounded, stored, rtol=0.05, atol=0.05)
+    np.testing.assert_allclose(rounded, stored, rtol=0.05, atol=0.05)
 
 
 def test_a_stretched_rotary_embedding(file: Path, folder: Path, tmp_path: Path) -> None:
@@ -317,8 +318,8 @@ def test_a_stretched_rotary_embedding(file: Path, folder: Path, tmp_path: Path) 
     assert factors.max() > 7
     path = made(folder, tmp_path / "model.gguf", more=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
     found, want = bits_of(loaded(path)), bits_of(loaded(stretched))
-    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(found, bits_of(loaded(file)), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+    assert not np.allclose(found, bits_of(loaded(file)), rtol=1e-3, atol=1e-3)
 
 
 def test_a_run_writes_what_it_writes_with_the_folder(

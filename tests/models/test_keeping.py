@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.commands import invoke, written
@@ -28,7 +29,8 @@ from detgen.models.description import Description, describe
 from detgen.models.loading import LoadedModel
 from detgen.models.parts import Norm
 from detgen.models.skeleton import model_of, skeleton_of
-from detgen.models.stored import without_weights
+from detgen.models.stored import held, without_weights
+from detgen.program.arrays import FLOAT32
 
 
 @pytest.fixture
@@ -96,8 +98,8 @@ def test_numbers_in_16_bits(family: str, loaded: list[LoadedModel], random_model
 
 def of_parts(described: Any, names: dict[int, str]) -> Any:
     """A description that can be compared: parameters by their names."""
-    if isinstance(described, torch.Tensor):
-        return names.get(id(described), str(described.shape))
+    if isinstance(described, np.ndarray):
+        return names.get(id(described), (described.shape, described.tolist()))
     if isinstance(described, list | tuple):
         return type(described), [of_parts(part, names) for part in described]
     if isinstance(described, dict):
@@ -111,9 +113,9 @@ def all_of(model: nn.Module) -> list[Any]:
     """All that is described of a model."""
     found = describe(model)
     assert isinstance(found, Description)
-    held = {id(p): p for p in model.parameters()}
-    found.read = lambda parameter, rows=slice(None): held[id(parameter)]  # type: ignore[assignment]
-    names = {id(p): name for name, p in model.named_parameters()}
+    weights = {id(p): held(p) for p in model.parameters()}
+    found.read = lambda parameter, rows=slice(None): weights[id(parameter)]
+    names = {id(weights[id(p)]): name for name, p in model.named_parameters()}
     parts = [found.embedding, found.embedding_factor, found.positions, found.layer_inputs, found.final, found.head]
     parts += [found.head_factor, found.softcap, *(found.layer(i) for i in range(len(found.layers)))]
     return [of_parts(part, names) for part in parts]
@@ -122,7 +124,7 @@ def all_of(model: nn.Module) -> list[Any]:
 @pytest.mark.parametrize("family", DESCRIBED)
 def test_a_skeleton_is_described_alike(family: str) -> None:
     """Every number, shape and parameter, through JSON."""
-    model = without_weights(DESCRIBED[family](), torch.float32).eval()
+    model = without_weights(DESCRIBED[family](), FLOAT32).eval()
     taken = json.loads(json.dumps(skeleton_of(model)))
     if model.config.get_text_config() is not model.config:  # a multimodal model is asked anew each time
         assert taken is None
@@ -185,7 +187,7 @@ def test_bits_that_were_compared_are_not_compared_with_logits_again(
         Engine(target=folder, drafter="none", kv_memory=4 << 20, target_quant="q8")
         assert kept(loaded) == again
         assert exact == [False, False] if again else [False, False, True, True]
-    monkeypatch.setattr(CDecoder, "run", lambda *args, **named: noting(*args, **named).neg())
+    monkeypatch.setattr(CDecoder, "run", lambda *args, **named: -noting(*args, **named))
     with pytest.raises(EngineError, match="packed rows give other logits than the model's own forward"):
         Engine(target=folder, drafter="none", kv_memory=4 << 20, target_quant="q8")
 

@@ -9,8 +9,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 import transformers as hf
 from helpers.families import DESCRIBED
 from helpers.gguf_files import made, plain_tokenizer
@@ -23,19 +23,21 @@ from detgen.models.description import describe
 from detgen.models.known import known, known_models, kv_of
 from detgen.models.loading import load_model
 from detgen.models.parts import Attention
-from detgen.models.stored import ALL, without_weights
+from detgen.models.stored import held, without_weights
 from detgen.models.wrappers import without_towers
+from detgen.program.arrays import FLOAT32
+from detgen.program.operands import address
 from detgen.program.steps import Linear
 from detgen.program.storage import Storage
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors of a weight."""
-    if isinstance(value, torch.Tensor):
+def arrays(value: Any) -> Iterator[np.ndarray]:
+    """All arrays of a weight."""
+    if isinstance(value, np.ndarray):
         yield value
     elif is_dataclass(value):
         for each in fields(value):
-            yield from tensors(getattr(value, each.name))
+            yield from arrays(getattr(value, each.name))
 
 
 def taken(engine: Engine) -> int:
@@ -43,7 +45,7 @@ def taken(engine: Engine) -> int:
     decoder: Any = engine.canonical.decoder
     steps = decoder.program().steps
     weights = [getattr(step, name) for step in steps for name in ("weight", "table") if hasattr(step, name)]
-    return sum({each.data_ptr(): each.nbytes for weight in weights for each in tensors(weight)}.values())
+    return sum({address(each): each.nbytes for weight in weights for each in arrays(weight)}.values())
 
 
 @pytest.mark.parametrize(
@@ -92,11 +94,11 @@ OLDER = {
 def test_what_the_settings_say_is_what_layers_keep(family: str) -> None:
     """To the byte, by older names of settings too."""
     config = DESCRIBED[family]()
-    model = without_weights(config, torch.float32)
+    model = without_weights(config, FLOAT32)
     without_towers(model)
     found = describe(model)
     assert found is not None
-    found.read = lambda parameter, rows=ALL: parameter
+    found.read = held
     mixers = [mixer for i in range(len(found.layers)) for mixer in found.layer(i).mixers]
     keeping = [mixer for mixer in mixers if isinstance(mixer, Attention) and mixer.source is None]
     kept = sum(4 * each.kv_heads * (each.size + each.values) for each in keeping)

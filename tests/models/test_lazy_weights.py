@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -21,13 +22,14 @@ from safetensors.torch import load_file, save_file
 from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
+from detgen.machine import CPU
 from detgen.models import lazy_weights
 from detgen.models.loading import load_model
+from detgen.program.arrays import array
 from detgen.runner import depth
 from detgen.runner.block_manager import PAGE
 from detgen.runner.preparing import prepare
 
-CPU = torch.device("cpu")
 SIZES = STORED | {"vocab_size": 320}
 MIXTURE: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -65,7 +67,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 MEASURED = """
 import sys
 from pathlib import Path
-import torch
+from detgen.machine import CPU
 from detgen.models.loading import load_model
 from detgen.runner.preparing import prepare
 
@@ -73,9 +75,8 @@ def kibibytes(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 
 def prepared(folder, quant):
-    cpu = torch.device("cpu")
     loaded = load_model(Path(folder), folder, "auto", quant)
-    return prepare(loaded, None, cpu, batch_size=1, kv_memory=32 << 20)
+    return prepare(loaded, None, CPU, batch_size=1, kv_memory=32 << 20)
 
 prepared(sys.argv[1], "none")
 before = kibibytes("VmRSS")
@@ -85,12 +86,12 @@ print(kibibytes("VmHWM") - before)
 """
 
 
-def bits_of(folder: Path, dtype: DTypeName = "auto", quant: QuantName = "none") -> torch.Tensor:
+def bits_of(folder: Path, dtype: DTypeName = "auto", quant: QuantName = "none") -> np.ndarray:
     """Logits of a pass of two windows."""
     loaded = load_model(folder, folder.name, dtype, quant)
     forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).runners[0]
     forward.cache.pages.lay_out(2, 128)
-    return forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)]).clone()
+    return array(forward.run([Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)])).copy()
 
 
 def is_lazy(folder: Path) -> bool:

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from detgen import Engine, EngineError, Request, SamplingParams
+from detgen.machine import CPU
 from detgen.models.fitting import check_vocabularies
 from detgen.models.loading import load_model, pick_device
 from detgen.models.settings import context_of
-
-CPU = torch.device("cpu")
+from detgen.program.arrays import BFLOAT16
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_what_is_loaded(small: Path) -> None:
     assert loaded.eos == {0, 5}
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
-    assert load_model(small, "small", "bfloat16", "none").rounded == torch.bfloat16
+    assert load_model(small, "small", "bfloat16", "none").rounded == BFLOAT16
 
 
 def test_the_embedded_models(demo_models: Any) -> None:
@@ -176,7 +176,7 @@ def test_devices() -> None:
     assert pick_device("auto").type in ("cpu", "cuda")
     with pytest.raises(EngineError, match="no device named 'abacus'"):
         pick_device("abacus")
-    with pytest.raises(EngineError, match="'meta' is not supported"):
+    with pytest.raises(EngineError, match="no device named 'meta'"):
         pick_device("meta")
     with pytest.raises(EngineError, match="CUDA"):
         pick_device("cuda:99")
@@ -210,7 +210,7 @@ def test_a_number_format_is_how_weights_are_kept(
         (found,) = engine.generate([request])
         return [record.logprob for record in found.records], engine.profile()["dtype"]
 
-    assert load_model(model, "model", dtype, "none").rounded == getattr(torch, dtype)
+    assert str(load_model(model, "model", dtype, "none").rounded) == dtype
     kept, plain = bits(model, dtype), bits(model, "auto")
     exact, more = bits(rounded, "auto"), dtype == "bfloat16"
     assert exact == bits(rounded, "float32")

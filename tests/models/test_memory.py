@@ -8,18 +8,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
-import torch
 from transformers import LlamaConfig
 
 from detgen.errors import EngineError
+from detgen.machine import CPU
 from detgen.models.memory import free_memory, zeros
+from detgen.program.arrays import BFLOAT16, FLOAT32
+from detgen.program.operands import address
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
-
-CPU = torch.device("cpu")
 
 
 def resident() -> int:
@@ -30,7 +32,7 @@ def resident() -> int:
 def test_the_process_can_be_copied_beside_several_engines() -> None:
     """Chats are rendered in a copy: it does not need the room of buffers that nobody has written."""
     half = psutil.virtual_memory().total // 2
-    held = [zeros((half,), torch.uint8, CPU) for _ in range(3)]
+    held = [zeros((half,), np.dtype(np.uint8), CPU) for _ in range(3)]
     child = os.fork()
     if not child:
         os._exit(0)
@@ -38,27 +40,27 @@ def test_the_process_can_be_copied_beside_several_engines() -> None:
     assert all(int(x[-1]) == 0 for x in held)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_not_written_costs_nothing(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+def test_what_is_not_written_costs_nothing(dtype: np.dtype[Any]) -> None:
     before = resident()
     cache = KVCache([(8, 128, 128)] * 4, BlockManager(1_600), dtype, CPU)
-    cache.write(3, torch.tensor([0, 63_999, cache.scratch]), torch.ones(3, 8, 128), torch.ones(3, 8, 128))
+    cache.write(3, np.array([0, 63_999, cache.scratch]), np.ones((3, 8, 128)), np.ones((3, 8, 128)))
     assert resident() - before < 20 << 20
-    assert all(x.data_ptr() % 64 == 0 for x in (*cache.keys, *cache.values))
-    assert cache.keys[0][77].eq(0).all()
-    assert cache.values[3][999, :, 63].eq(1).all()
+    assert all(address(x) % 64 == 0 for x in (*cache.keys, *cache.values))
+    assert (cache.keys[0][77] == 0).all()
+    assert (cache.values[3][999, :, 63] == 1).all()
 
 
 def test_memory_goes_back() -> None:
     before = resident()
     for _ in range(5):
-        zeros((100 << 18,), torch.float32, CPU).fill_(1)
+        zeros((100 << 18,), FLOAT32, CPU).fill(1)
     assert resident() - before < 60 << 20
 
 
 def test_no_memory() -> None:
     with pytest.raises(EngineError, match="--kv-memory"):
-        zeros((1 << 50,), torch.float32, CPU)
+        zeros((1 << 50,), FLOAT32, CPU)
 
 
 def test_a_limited_process(monkeypatch: pytest.MonkeyPatch) -> None:

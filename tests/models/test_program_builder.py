@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -19,9 +20,11 @@ from detgen.errors import DTypeName
 from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.drawn_weights import InFewBits, in_few_bits
 from detgen.kernels.input_batch import Window
+from detgen.machine import CPU
 from detgen.models.loading import LoadedModel, load_model
 from detgen.models.stored import ALL, Weight
-from detgen.program.operands import GROUP, Step
+from detgen.program.arrays import array, floats, tensor
+from detgen.program.operands import GROUP, Step, address
 from detgen.program.steps import Embed, EmbedColumn, Linear
 from detgen.program.storage import Storage
 from detgen.runner.preparing import prepare
@@ -34,14 +37,14 @@ PROMPT = list(range(3, 20))
 SIZES = STORED | {"hidden_size": 256, "vocab_size": 320}
 
 
-def quantized(weight: torch.Tensor, kind: InFewBits) -> Quantized:
+def quantized(weight: np.ndarray, kind: InFewBits) -> Quantized:
     """Any weights of a kind, of the magnitude of others."""
     made = in_few_bits(1, *weight.shape, *kind)
-    factor = float(weight.float().std() / made.weight().std())
-    return made._replace(scales=made.scales.each(lambda x: x if x.dtype == torch.int8 else x * factor))
+    factor = float(floats(weight).std() / made.weight().std())
+    return made._replace(scales=made.scales.each(lambda x: x if x.dtype == np.int8 else x * factor))
 
 
-def stored(folder: Path, kinds: Kinds) -> tuple[LoadedModel, dict[str, torch.Tensor]]:
+def stored(folder: Path, kinds: Kinds) -> tuple[LoadedModel, dict[str, np.ndarray]]:
     """A model some of whose weights are in few bits, and what these stand for."""
     loaded = load_model(folder, folder.name, "auto", "none")
     few: dict[int, Quantized] = {}
@@ -58,28 +61,27 @@ def stored(folder: Path, kinds: Kinds) -> tuple[LoadedModel, dict[str, torch.Ten
     return replace(loaded, read=read), wide
 
 
-def logits(loaded: LoadedModel, *, exact: bool) -> tuple[torch.Tensor, Any]:
+def logits(loaded: LoadedModel, *, exact: bool) -> tuple[np.ndarray, Any]:
     """Of the last row of a prompt, and the decoder."""
-    forward = prepare(loaded, None, torch.device("cpu"), batch_size=2, kv_memory=8 << 20).runners[0]
+    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).runners[0]
     forward.cache.pages.lay_out(2, 128)
     window = [Window(0, 0, PROMPT, 1)]
     if exact:
         with forward.decoder.exactly():
-            return forward.run(window).clone(), forward.decoder
-    return forward.run(window).clone(), forward.decoder
+            return forward.run(window).copy(), forward.decoder
+    return forward.run(window).copy(), forward.decoder
 
 
-def of_transformers(folder: Path, wide: dict[str, torch.Tensor]) -> torch.Tensor:
+def of_transformers(folder: Path, wide: dict[str, np.ndarray]) -> np.ndarray:
     model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for name, weight in wide.items():
-        model.get_parameter(name).data.copy_(weight)
+        model.get_parameter(name).data.copy_(tensor(weight))
     with torch.no_grad():
-        found: torch.Tensor = model(torch.tensor([PROMPT])).logits[0, -1:]
-    return found
+        return array(model(torch.tensor([PROMPT])).logits[0, -1:])
 
 
-def near(found: torch.Tensor, want: torch.Tensor, most: float) -> bool:
-    return bool((found - want).norm() < most * want.norm())
+def near(found: np.ndarray, want: np.ndarray, most: float) -> bool:
+    return bool(np.linalg.norm(found - want) < most * np.linalg.norm(want))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_a_tied_embedding_is_the_output_layer(
     assert isinstance(first, EmbedColumn)
     assert isinstance(last, Linear)
     assert first.weight.storage == kind[0]
-    assert first.weight.data.data_ptr() == last.weight.data.data_ptr()
+    assert address(first.weight.data) == address(last.weight.data)
     assert near(found, want := of_transformers(folder, wide), 0.05)
     assert near(logits(stored(folder, {"embed_tokens.weight": kind})[0], exact=True)[0], want, 1e-5)
 
@@ -142,7 +144,7 @@ def test_a_tied_embedding_in_floats(
     first, *_, last = decoder.program().steps
     assert type(first) is step
     if isinstance(first, EmbedColumn):
-        assert first.weight.data.data_ptr() == last.weight.data.data_ptr()
+        assert address(first.weight.data) == address(last.weight.data)
 
 
 @pytest.mark.parametrize(

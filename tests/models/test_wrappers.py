@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -17,13 +18,14 @@ from safetensors.torch import load_file, save_file
 from detgen import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
+from detgen.machine import CPU
 from detgen.models.description import has_description
 from detgen.models.loading import load_model
 from detgen.models.stored import without_weights
 from detgen.models.wrappers import without_towers
+from detgen.program.arrays import FLOAT32, array
 from detgen.runner.preparing import prepare
 
-CPU = torch.device("cpu")
 MROPE = LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 SMALL_TOWER = {"depth": 2, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
 GEMMA3 = hf.Gemma3TextConfig(**LLAMA, head_dim=18, sliding_window=WINDOW)
@@ -48,7 +50,7 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
 IDS = [(7 * i * i + 3 * i) % 300 + 3 for i in range(2 * WINDOW)]
 
 
-def logits_of(folder: Path) -> torch.Tensor:
+def logits_of(folder: Path) -> np.ndarray:
     """Those of a pass that reads IDS; the model has a program and no towers."""
     loaded = load_model(folder, "model", "float32", "none")
     names = {name for name, _ in loaded.model.named_parameters()}
@@ -56,7 +58,7 @@ def logits_of(folder: Path) -> torch.Tensor:
     runner = prepare(loaded, None, CPU, batch_size=1, kv_memory=8 << 20).runners[0]
     assert type(runner.decoder).__name__ == "CDecoder"
     runner.cache.pages.lay_out(1, len(IDS))
-    return runner.run([Window(0, 0, IDS, len(IDS))]).clone()
+    return array(runner.run([Window(0, 0, IDS, len(IDS))])).copy()
 
 
 @pytest.mark.parametrize("kind", WRAPPERS)
@@ -65,8 +67,8 @@ def test_it_gives_what_transformers_gives(kind: str, random_model: Callable[...,
     found = logits_of(folder)
     model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.inference_mode():
-        want = model(input_ids=torch.tensor([IDS])).logits[0]
-    assert (found - want).abs().max() <= 2e-5 * want.abs().max()
+        want = array(model(input_ids=torch.tensor([IDS])).logits[0])
+    assert abs(found - want).max() <= 2e-5 * abs(want).max()
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,6 @@ def test_settings_of_the_text_part_under_which_its_family_is_another(window: int
     """Without windows, all layers of EXAONE 4 rotate."""
     text = hf.Exaone4Config(**LLAMA, head_dim=18, sliding_window=window, layer_types=["full_attention"] * 3)
     config = hf.LlavaConfig(text_config=text, vision_config=hf.CLIPVisionConfig(**TOWER))
-    model = without_weights(config, torch.float32)
+    model = without_weights(config, FLOAT32)
     without_towers(model)
-    assert has_description(model) == has_description(without_weights(text, torch.float32)) == (window is not None)
+    assert has_description(model) == has_description(without_weights(text, FLOAT32)) == (window is not None)

@@ -141,7 +141,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "nothing": (lambda: build(linear(weight=None)), "weight is None, no Weight"),
     "inside": (lambda: build(linear(to=Into(Y, factor="1"))), "to.factor is '1', no float"),  # type: ignore[arg-type]
     "turned": (lambda: build(norm(weight=torch.ones(40)[::2])), r"weight is of the shape \[20\], not contiguous"),
-    "format": (lambda: build(norm(weight=torch.ones(20).half())), "weight in torch.float16"),
+    "format": (lambda: build(norm(weight=torch.ones(20).half())), "weight in float16"),
     "shape": (lambda: build(norm(weight=torch.ones(19))), r"weight has the shape \[19\], not \[20\]"),
     "vectors": (lambda: build(norm(vectors=2)), "2 vectors of 20 from 0 on go beyond"),
     "part": (lambda: build(norm(to=Into(Y))), "is written in part"),
@@ -154,7 +154,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "table": (
         lambda: build(steps.Embed(name="ids", table=TABLE, storage=Storage.HALF, to=Into(X))),
-        "weights in HALF are float16, not torch.float32",
+        "weights in HALF are float16, not float32",
     ),
     "table of codes": (
         lambda: build(steps.EmbedColumn(name="ids", weight=CODES, to=Into(Buffer("wide", 32)))),

@@ -13,10 +13,11 @@ from helpers.engine_inputs import code
 from torch.overrides import TorchFunctionMode
 
 from detgen.kernels.input_batch import Window
+from detgen.machine import CPU
 from detgen.models.loading import load_model
+from detgen.program.arrays import tensor
 from detgen.runner.preparing import prepare
 
-CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
     "vocab_size": 4096,
     "hidden_size": 320,
@@ -101,7 +102,7 @@ def test_errors_of_logits(family: str, demo_models: Any, random_model: Callable[
     prepared = prepare(loaded, None, CPU, batch_size=1, kv_memory=16 << 20)
     forward = prepared.runners[0]
     forward.cache.pages.lay_out(1, len(ids) + 1)
-    own = forward.run([Window(0, 0, ids, len(ids))])
+    own = tensor(forward.run([Window(0, 0, ids, len(ids))]))
     plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     if family in ("mixtral", "gpt-oss", "deepseek-v3", "qwen3-next", "granite-hybrid", "nemotron-h"):
         plain["experts_implementation"] = "eager"

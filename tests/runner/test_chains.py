@@ -16,8 +16,10 @@ from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.input_batch import Ends, Window, Windows
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Choice, Choices, choose
+from detgen.machine import CPU
 from detgen.models.attaching import attach
 from detgen.models.program_builder import ProgramBuilder
+from detgen.program.arrays import FLOAT32
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
@@ -36,7 +38,7 @@ def forward() -> ModelRunner:
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
     layout = attach(model, "llama")
-    cache = KVCache(layout.cached, BlockManager(2 * SLOTS), torch.float32, torch.device("cpu"))
+    cache = KVCache(layout.cached, BlockManager(2 * SLOTS), FLOAT32, CPU)
     cache.pages.lay_out(SLOTS, 128)
     return ModelRunner(CDecoder(ProgramBuilder(model, cache, layout.traits)), cache, layout.group)
 
@@ -80,13 +82,13 @@ def test_it_is_the_passes_one_by_one(forward: ModelRunner, data: st.DataObject, 
     model = forward.decoder
     assert isinstance(model, CDecoder)
     token = data.draw(st.integers(0, VOCABULARY - 1) | st.sampled_from([read[-1] for read in reads]))
-    kept = model._programs._embedding[token].clone()
+    kept = model._programs._embedding[token].copy()
     if spoiled:
-        model._programs._embedding[token, 0] = torch.nan
+        model._programs._embedding[token, 0] = np.nan
     results = []
     for at_once in (False, True):
         for part in entries:
-            part.zero_()
+            part[:] = 0
         before = forward.passes, forward.rows
         if at_once:
             asked = np.array(lengths)
@@ -101,7 +103,7 @@ def test_it_is_the_passes_one_by_one(forward: ModelRunner, data: st.DataObject, 
         else:
             made = one_by_one(forward, windows, lengths)
         counted = forward.passes - before[0], forward.rows - before[1]
-        results.append(((made, counted), [part.clone() for part in entries]))
+        results.append(((made, counted), [part.copy() for part in entries]))
     model._programs._embedding[token] = kept
     assert results[0][0] == results[1][0]
     assert all(same_bits(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
@@ -157,14 +159,14 @@ def test_sampled_rows_are_those_of_passes_one_by_one(forward: ModelRunner, data:
     model = forward.decoder
     assert isinstance(model, CDecoder)
     token = data.draw(st.integers(0, VOCABULARY - 1))
-    kept = model._programs._embedding[token].clone()
+    kept = model._programs._embedding[token].copy()
     if data.draw(st.booleans()):
-        model._programs._embedding[token, 0] = torch.nan
+        model._programs._embedding[token, 0] = np.nan
     asked = lengths.copy()
     read, logits, broken = forward.sample(windows, asked, Choices.of(choices), ends)
     assert (asked <= lengths).all()
     assert len(read) == len(logits) == asked.sum()
-    entries = [part.clone() for part in (*forward.cache.keys, *forward.cache.values)]
+    entries = [part.copy() for part in (*forward.cache.keys, *forward.cache.values)]
     at = 0
     for i, window in enumerate(windows):
         for step in range(int(asked[i])):
@@ -173,8 +175,8 @@ def test_sampled_rows_are_those_of_passes_one_by_one(forward: ModelRunner, data:
             assert read[at] == window.tokens[-1]
             assert same_bits(one[0], logits[at])
             assert (at in broken) == (len(window.tokens) - 1 in found)
-            chosen = int(choose(one, [replace(choices[i], position=step)]).tokens)
-            over = at in broken or not one[0].isfinite().all() or (chosen in ending and ends.to_end[i])
+            chosen = int(choose(one, [replace(choices[i], position=step)]).tokens[0])
+            over = at in broken or not np.isfinite(one[0]).all() or (chosen in ending and ends.to_end[i])
             assert (step + 1 == asked[i]) == (over or step + 1 == lengths[i])
             window = Window(window.slot, window.start + len(window.tokens), [chosen], 1)
             at += 1
@@ -187,8 +189,8 @@ def test_a_draft_ends_where_logits_are_not_finite(forward: ModelRunner) -> None:
     assert isinstance(model, CDecoder)
     choices = [Choice(temperature=0.8, seed=3)]
     (draft,) = forward.draft(Windows.of([Window(0, 0, [5, 6], 1)]), np.array([4]), choices)
-    kept = model._programs._embedding[draft[1]].clone()
-    model._programs._embedding[draft[1], 0] = torch.nan
+    kept = model._programs._embedding[draft[1]].copy()
+    model._programs._embedding[draft[1], 0] = np.nan
     lengths = np.array([4])
     (cut,) = forward.draft(Windows.of([Window(0, 0, [5, 6], 1)]), lengths, choices)
     model._programs._embedding[draft[1]] = kept
@@ -215,8 +217,8 @@ def test_passes_that_nobody_needs_are_not_run(forward: ModelRunner) -> None:
     """Where all sequences stop early, the rest of the chain counts for nothing."""
     model = forward.decoder
     assert isinstance(model, CDecoder)
-    kept = model._programs._embedding[5].clone()
-    model._programs._embedding[5, 0] = torch.nan
+    kept = model._programs._embedding[5].copy()
+    model._programs._embedding[5, 0] = np.nan
     before, lengths = forward.passes, np.array([4])
     tokens, scores = forward.chain(Windows.of([Window(0, 0, [5], 1)]), lengths)
     model._programs._embedding[5] = kept

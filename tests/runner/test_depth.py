@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 import transformers as hf
 from helpers import windowed
 from helpers.small_models import SIZES, made
@@ -163,6 +163,6 @@ def test_queries_that_do_not_grow_are_found(config: Any, at: int, monkeypatch: p
     monkeypatch.setattr(deep_forward, "_ENTRIES", 0)
     assert depth(config, 20_000) == at
     windowed.prepared(model(), 20_000)
-    monkeypatch.setattr(Tuning, "factors", lambda _, positions: torch.ones(positions))
+    monkeypatch.setattr(Tuning, "factors", lambda _, positions: np.ones(positions, np.float32))
     with pytest.raises(EngineError, match=rf"ForCausalLM is not supported: packed rows at position {at:,} give other"):
         windowed.prepared(model(), 20_000)

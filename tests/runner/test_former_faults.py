@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 import transformers as hf
 from helpers.threads import using
 
@@ -68,7 +68,7 @@ def read(engine: Engine, rows: int, threads: int, neighbours: tuple[list[int], l
             windows = [Window(0, at, part, len(part))]
             windows = [Window(1, 0, before, 0)] * bool(before) + windows + [Window(2, 5, behind, 0)] * bool(behind)
             logits.append(forward.run(windows))
-    return torch.cat(logits), *forward.cache.entries(0, 0, len(TOKENS))
+    return np.concatenate(logits), *forward.cache.entries(0, 0, len(TOKENS))
 
 
 def test_rows_are_the_same_in_passes_of_any_size(case: tuple[Engine, tuple[int, ...]]) -> None:

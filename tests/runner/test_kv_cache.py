@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
-import torch
 from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from detgen.machine import CPU
+from detgen.program.arrays import BFLOAT16, FLOAT32
 from detgen.runner.block_manager import PAGE, BlockManager
 from detgen.runner.kv_cache import KVCache
 
@@ -15,24 +19,24 @@ SHAPES = [(2, 8, 8), (2, 8, 16), (1, 4, 4)]
 
 
 def make(count: int = 6) -> KVCache:
-    return KVCache(SHAPES, BlockManager(count), torch.float32, torch.device("cpu"))
+    return KVCache(SHAPES, BlockManager(count), FLOAT32, CPU)
 
 
 def addresses(cache: KVCache) -> list[int]:
-    return [x.data_ptr() for x in (*cache.keys, *cache.values)]
+    return [x.ctypes.data for x in (*cache.keys, *cache.values)]
 
 
 def fill(cache: KVCache, slot: int, first: int, last: int, value: float) -> None:
-    at = torch.tensor([cache.pages.tables[slot, p // PAGE] * PAGE + p % PAGE for p in range(first, last)])
+    at = np.array([cache.pages.tables[slot, p // PAGE] * PAGE + p % PAGE for p in range(first, last)])
     for layer, (heads, dk, dv) in enumerate(SHAPES):
-        cache.write(layer, at, torch.full((len(at), heads, dk), value), torch.full((len(at), heads, dv), value + 0.5))
+        cache.write(layer, at, np.full((len(at), heads, dk), value), np.full((len(at), heads, dv), value + 0.5))
 
 
 def read(cache: KVCache, slot: int, last: int) -> list[float]:
     """What the first `last` positions of a slot were filled with, the same in all layers, heads and entries."""
     found: set[tuple[float, ...]] = set()
     for layer, (heads, dk, dv) in enumerate(SHAPES):
-        one = KVCache([], cache.pages, torch.float32, torch.device("cpu"))
+        one = KVCache([], cache.pages, FLOAT32, CPU)
         one.keys, one.values = cache.keys[layer : layer + 1], cache.values[layer : layer + 1]
         keys, values = one.entries(slot, 0, last)
         assert keys.shape == (1, last, heads * dk)
@@ -47,8 +51,8 @@ def test_finite_from_the_start() -> None:
     """All entries, the scratch page's too, are finite before anything was written: 0 times NaN is NaN."""
     cache = make()
     for keys, values in zip(cache.keys, cache.values, strict=True):
-        assert torch.isfinite(keys).all()
-        assert torch.isfinite(values).all()
+        assert np.isfinite(keys).all()
+        assert np.isfinite(values).all()
         assert len(values) == len(keys) == 7
     assert cache.positions == cache.scratch == 6 * PAGE
 
@@ -82,25 +86,25 @@ def test_truncation_is_in_place() -> None:
 
 def test_entries() -> None:
     """A copy of a slot's entries, a row a position."""
-    cache = KVCache([(2, 3, 5)] * 2, BlockManager(4), torch.float32, torch.device("cpu"))
+    cache = KVCache([(2, 3, 5)] * 2, BlockManager(4), FLOAT32, CPU)
     cache.pages.lay_out(2, 100)
-    cache.write(1, torch.tensor([128 + 64]), torch.arange(6.0).view(1, 2, 3), torch.arange(10.0).view(1, 2, 5))
+    cache.write(1, np.array([128 + 64]), np.arange(6.0).reshape(1, 2, 3), np.arange(10.0).reshape(1, 2, 5))
     keys, values = cache.entries(1, 63, 66)
     assert keys.shape == (2, 3, 6)
     assert values.shape == (2, 3, 10)
     assert keys[1, 1].tolist() == list(range(6))
     assert values[1, 1].tolist() == list(range(10))
-    assert keys.count_nonzero() == 5
-    keys.zero_()
+    assert np.count_nonzero(keys) == 5
+    keys[:] = 0
     assert cache.entries(1, 63, 66)[0][1, 1].tolist() == list(range(6))
 
 
 def test_entries_of_layers_of_other_sizes() -> None:
     """Zeros stand behind those of the smaller layers."""
-    cache = KVCache([(2, 3, 3), (1, 4, 4)], BlockManager(4), torch.float32, torch.device("cpu"))
+    cache = KVCache([(2, 3, 3), (1, 4, 4)], BlockManager(4), FLOAT32, CPU)
     cache.pages.lay_out(1, 64)
-    cache.write(0, torch.tensor([0]), torch.ones(1, 2, 3), torch.ones(1, 2, 3))
-    cache.write(1, torch.tensor([0]), torch.ones(1, 1, 4), torch.ones(1, 1, 4))
+    cache.write(0, np.array([0]), np.ones((1, 2, 3)), np.ones((1, 2, 3)))
+    cache.write(1, np.array([0]), np.ones((1, 1, 4)), np.ones((1, 1, 4)))
     for entries in cache.entries(0, 0, 2):
         assert entries.tolist() == [[[1] * 6, [0] * 6], [[1, 1, 1, 1, 0, 0], [0] * 6]]
 
@@ -127,11 +131,11 @@ def test_copy(source: int, target: int, positions: int) -> None:
     assert not any(x[4:].any() for x in cache.values), "the scratch page"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_position_bytes(dtype: torch.dtype) -> None:
-    """What a position takes is what the tensors take, a page more for scratch; in 16 bits it is half."""
-    cache = KVCache(SHAPES, BlockManager(6), dtype, torch.device("cpu"))
-    taken = sum(x.numel() * x.itemsize for x in (*cache.keys, *cache.values))
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+def test_position_bytes(dtype: np.dtype[Any]) -> None:
+    """What a position takes is what the arrays take, a page more for scratch; in 16 bits it is half."""
+    cache = KVCache(SHAPES, BlockManager(6), dtype, CPU)
+    taken = sum(x.nbytes for x in (*cache.keys, *cache.values))
     assert taken == 7 * PAGE * KVCache.position_bytes(SHAPES, dtype) == 7 * PAGE * cache.entry_bytes
     assert cache.entry_bytes == dtype.itemsize * (2 * 16 + 2 * 24 + 8)
 
@@ -139,8 +143,8 @@ def test_position_bytes(dtype: torch.dtype) -> None:
 def test_one_table_for_two_caches() -> None:
     """A draft model's cache has the target's pages."""
     pages = BlockManager(4)
-    target, draft = (KVCache(shapes, pages, torch.float32, torch.device("cpu")) for shapes in (SHAPES[:1], [(1, 2, 2)]))
+    target, draft = (KVCache(shapes, pages, FLOAT32, CPU) for shapes in (SHAPES[:1], [(1, 2, 2)]))
     pages.take(1, 2)
-    draft.write(0, torch.tensor([PAGE + 1]), torch.ones(1, 1, 2), torch.ones(1, 1, 2))
+    draft.write(0, np.array([PAGE + 1]), np.ones((1, 1, 2)), np.ones((1, 1, 2)))
     assert draft.entries(1, 65, 66)[0].all()
     assert not target.entries(1, 65, 66)[0].any()

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.families import OWN_FORWARD
 
 from detgen import Engine
 from detgen.errors import EngineError
+from detgen.program.arrays import BFLOAT16
 from detgen.runner import preparing
 from detgen.runner.block_manager import PAGE
 
@@ -57,7 +57,7 @@ def test_a_cache_in_16_bits(target: str, random_model: Callable[..., Path]) -> N
     runners = [*half._prepared.runners]
     if (thinking := half._prepared.thinking) is not None:
         runners += [thinking.thinker.writer.runner, thinking.thinker.compressor.runner]
-    assert {x.dtype for r in runners for x in (*r.cache.keys, *r.cache.values)} == {torch.bfloat16}
+    assert {x.dtype for r in runners for x in (*r.cache.keys, *r.cache.values)} == {BFLOAT16}
     assert [e.profile()["kv_dtype"] for e in (wide, half)] == ["float32", "bfloat16"]
 
     def told(engine: Engine, **settings: Any) -> list[Any]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
 
 from detgen.kernels.bits import same_bits
 from detgen.kernels.decoder import LayerStates, StateShape
+from detgen.machine import CPU
 from detgen.runner.block_manager import PAGE, BlockManager, Prefix
 from detgen.runner.snapshots import Snapshots
 from detgen.runner.state_cache import StateCache
 
-CPU = torch.device("cpu")
 # Of a recurrence, without any, of a convolution alone, of one that reads no row again.
 SHAPES = [
     StateShape(channels=10, taps=3, heads=2, key_heads=1, size=3, values=2),
@@ -24,10 +24,10 @@ SHAPES = [
 def made(count: int = 2, slots: int = 4, pages: int = 8) -> Snapshots:
     """Slots that have states of their own, each at the end of the first block."""
     states = StateCache(SHAPES, slots, CPU)
-    torch.manual_seed(0)
+    maker = np.random.default_rng(0)
     for layer in states.layers:
         for buffer in layer or ():
-            buffer.copy_(torch.randn(buffer.shape))
+            buffer[...] = maker.standard_normal(buffer.shape, np.float32)
     states.at[:] = PAGE
     return Snapshots(states, BlockManager(pages), count, CPU)
 
@@ -48,10 +48,10 @@ def test_what_is_copied(position: int) -> None:
     snapshots = made()
     snapshots.states.at[1] = position
     snapshots.keep(1, position, page=5)
-    want = [[x[1].clone() for x in layer or ()] for layer in snapshots.states.layers]
+    want = [[x[1].copy() for x in layer or ()] for layer in snapshots.states.layers]
     for layer in snapshots.states.layers:
         for buffer in layer or ():
-            buffer[1] = torch.nan  # what the slot does then is not the snapshot's
+            buffer[1] = np.nan  # what the slot does then is not the snapshot's
     snapshots.restore(3, Prefix([*range(position // PAGE - 1), 5], -1, position, False))
     assert snapshots.states.at.tolist() == [PAGE, position, PAGE, position]
     for i, shape in enumerate(SHAPES):
@@ -163,7 +163,7 @@ def test_an_interruption_leaves_no_half(monkeypatch: pytest.MonkeyPatch) -> None
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "copy_", interrupt)
+        patch.setattr(np, "copyto", interrupt)
         with pytest.raises(KeyboardInterrupt):
             snapshots.keep(1, PAGE, page=1)
     assert not pages_of(snapshots, 0).pages

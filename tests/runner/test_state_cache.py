@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from detgen.kernels.decoder import StateShape
 from detgen.kernels.input_batch import Window, Windows
+from detgen.machine import CPU
 from detgen.runner.state_cache import MOST_DRAFTED, StateCache
 
 SHAPES = [StateShape(channels=10, taps=3, heads=2, key_heads=1, size=3, values=2), None]
 
 
 def cache(slots: int = 2) -> StateCache:
-    return StateCache(SHAPES, slots, torch.device("cpu"))
+    return StateCache(SHAPES, slots, CPU)
 
 
 def passed(states: StateCache, *windows: Window) -> list[list[int]]:

@@ -12,10 +12,11 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 from detgen.errors import EngineError
 from detgen.kernels.triton import launching, self_test
+from detgen.machine import Device
 from detgen.runner import trying
 from detgen.runner.trying import trusted
 
-DEVICE = torch.device("cuda:0")
+DEVICE = Device("cuda", 0)
 
 
 class Said:
@@ -47,7 +48,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str
     def made(different: list[str] | Exception) -> list[int]:
         times: list[int] = []
 
-        def tried(device: torch.device) -> list[str]:
+        def tried(device: Device) -> list[str]:
             times.append(1)
             if isinstance(different, Exception):
                 raise different

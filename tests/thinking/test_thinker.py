@@ -19,13 +19,13 @@ from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.generic.generic_decoder import GenericDecoder
 from detgen.kernels.input_batch import Windows
+from detgen.machine import CPU
 from detgen.models.loading import LoadedModel
 from detgen.runner import thinker
 from detgen.runner.preparing import Prepared, prepare
 from detgen.runner.thinker import SLOTS, Block, Thinker
 from detgen.thinking.modeling import ThinkingStatesForCausalLM
 
-CPU = torch.device("cpu")
 COUNT, CHUNK = 24, 4
 CHUNKS = torch.randn(COUNT, CHUNK, HIDDEN, generator=torch.Generator().manual_seed(4))
 Thought = tuple[int, ...]

@@ -10,7 +10,6 @@ import functools
 from decimal import Decimal, localcontext
 
 import numpy as np
-import torch
 
 from detgen.program.fdlibm import polynomial
 
@@ -48,7 +47,7 @@ def power(base: float, exponent: float) -> float:
         return float(Decimal(base) ** Decimal(exponent))
 
 
-def turns(frequencies: np.ndarray, amplitude: float, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+def turns(frequencies: np.ndarray, amplitude: float, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Cosines and sines of positions `first` to `last` - 1, times an amplitude.
 
     Args:
@@ -71,4 +70,4 @@ def turns(frequencies: np.ndarray, amplitude: float, first: int, last: int) -> t
     odd = quadrant & 1 == 1
     cosines = np.where(odd, sine, cosine) * np.where((quadrant + 1) & 2 == 2, -amplitude, amplitude)
     sines = np.where(odd, cosine, sine) * np.where(quadrant & 2 == 2, -amplitude, amplitude)
-    return torch.from_numpy(cosines.astype(np.float32)), torch.from_numpy(sines.astype(np.float32))
+    return cosines.astype(np.float32), sines.astype(np.float32)

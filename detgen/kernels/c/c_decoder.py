@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from detgen.kernels import choosing
 from detgen.kernels.c.library import Runner, best_build
@@ -60,15 +59,15 @@ class CDecoder(ProgramDecoder):
         broken: list[int] | None = None,
         *,
         scored: bool = False,
-    ) -> torch.Tensor | Scores:
+    ) -> np.ndarray | Scores:
         """See `Decoder`."""
         runner = self._runner(exchange, batch.longest, scored)
-        out = torch.empty(len(batch.wanted), SCORED if scored else self.outputs)
-        given = self._exchanged(exchange, len(batch.ids), out.device)
+        out = np.empty((len(batch.wanted), SCORED if scored else self.outputs), np.float32)
+        given = self._exchanged(exchange, len(batch.ids))
         given[self._programs.out(scored)] = out
         found = runner.run(self._with_broken(batch.rows), given, self._take, exact=self._exact)
         if broken is not None and found.any():
-            broken += found.nonzero()[:, 0].tolist()
+            broken += found.nonzero()[0].tolist()
         out = out[: batch.count]
         return Scores.of(out) if scored else out
 
@@ -77,18 +76,18 @@ class CDecoder(ProgramDecoder):
         runner = self._runner(None, _reach(batch, lengths), True)
         scored, broken = runner.chain(batch.rows, _wanting(batch), lengths, ends)
         there = _standing(lengths, broken)
-        scores = Scores.of(scored[torch.from_numpy(there)])
+        scores = Scores.of(scored[there])
         scores.finite[broken[there]] = False
         return scores
 
     def sample(
         self, batch: InputBatch, lengths: np.ndarray, choices: Choices, ends: Ends | None = None
-    ) -> tuple[np.ndarray, torch.Tensor, list[int]]:
+    ) -> tuple[np.ndarray, np.ndarray, list[int]]:
         """See `Chaining`."""
-        logits = torch.empty(len(batch.windows), int(lengths.max()), self.outputs)
+        logits = np.empty((len(batch.windows), int(lengths.max()), self.outputs), np.float32)
         guessed, broken = self._guess(batch, lengths, choices, ends, logits)
         there = _standing(lengths, broken)
-        rows = logits.flatten(0, 1) if there.all() else logits[torch.from_numpy(there)]
+        rows = logits.reshape(-1, self.outputs) if there.all() else logits[there]
         return guessed[there], rows, np.flatnonzero(broken[there]).tolist()
 
     def draft(self, batch: InputBatch, lengths: np.ndarray, choices: Choices) -> list[list[int]]:
@@ -102,7 +101,7 @@ class CDecoder(ProgramDecoder):
         lengths: np.ndarray,
         choices: Choices,
         ends: Ends | None = None,
-        logits: torch.Tensor | None = None,
+        logits: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Runner.draft`."""
         runner = self._runner(None, _reach(batch, lengths), False)
@@ -123,7 +122,7 @@ class CDecoder(ProgramDecoder):
         attention = next(i for i, s in made if isinstance(s, steps.Attend))
         return {**dict(sorted(found.items())), "attention": attention}
 
-    def alone(self, step: int, batch: InputBatch) -> torch.Tensor:
+    def alone(self, step: int, batch: InputBatch) -> np.ndarray:
         """What one step makes of random rows, whose n-th is the same in each call, float32 [rows, width].
 
         Args:
@@ -132,7 +131,7 @@ class CDecoder(ProgramDecoder):
         """
         runner = self._runner(None, 1, False)
         width = runner.program.steps[step].reads[0].width
-        x = torch.randn(len(batch.ids), width, generator=torch.Generator().manual_seed(2))
+        x = np.random.default_rng(2).standard_normal((len(batch.ids), width), np.float32)
         return runner.alone(step, x, batch.rows)
 
     def _runner(self, exchange: Exchange | None, positions: int, scored: bool) -> Runner:

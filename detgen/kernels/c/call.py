@@ -10,8 +10,9 @@ import torch
 
 from detgen.kernels.c.layout import LaidOut, Pass
 from detgen.kernels.c.library import best_build
+from detgen.kernels.c.threads import threads
 from detgen.program.finite import most
-from detgen.program.operands import Buffer
+from detgen.program.operands import Buffer, address
 from detgen.program.program import Program
 from detgen.program.rows import Rows
 
@@ -46,14 +47,14 @@ class Call:
     def __init__(self, program: Program, reads: tuple[Buffer, ...], writes: tuple[Buffer, ...]) -> None:
         self._run, self._laid_out = best_build().run_pass, LaidOut(program)
         self._given = (ctypes.c_void_p * len(program.buffers))()
-        self._pass = Pass(given=ctypes.addressof(self._given), most=most(torch.float32))
+        self._pass = Pass(given=ctypes.addressof(self._given), most=most("float32"))
         self._arguments = ctypes.byref(self._laid_out.whole), ctypes.byref(self._pass)
         self._reads, self._writes = (
             [(program.buffers[buffer], buffer.width) for buffer in buffers] for buffers in (reads, writes)
         )
 
     def __call__(self, *xs: torch.Tensor, of: Rows | None = None) -> list[torch.Tensor]:
-        """Run the steps by as many threads as torch has.
+        """Run the steps by so many `threads`.
 
         Args:
             xs: what is read, float32 [rows, width] each.
@@ -74,11 +75,11 @@ class Call:
             self._given[number] = x.data_ptr()
         for (number, _), x in zip(self._writes, out, strict=True):
             self._given[number] = x.data_ptr()
-        task.threads, task.rows = torch.get_num_threads(), count
+        task.threads, task.rows = threads(), count
         if of is not None:
             task.pieces, task.blocks = len(of.pieces), of.tables.shape[1]
-            task.positions, task.places = of.positions.data_ptr(), of.places.data_ptr()
-            task.piece, task.tables = of.pieces.data_ptr(), of.tables.data_ptr()
+            task.positions, task.places = address(of.positions), address(of.places)
+            task.piece, task.tables = address(of.pieces), address(of.tables)
         if count and self._run(*self._arguments):
             raise MemoryError(f"no memory for {count} rows")
         if _watch is not None:

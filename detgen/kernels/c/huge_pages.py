@@ -10,8 +10,9 @@ import math
 import mmap
 from contextlib import suppress
 from threading import Lock
+from typing import Any
 
-import torch
+import numpy as np
 
 _CHUNK = 32 << 20  # bytes that are asked for at a time, at least; what is never written takes no memory
 _LINE = 64  # of a cache
@@ -21,24 +22,24 @@ _lock = Lock()
 _rest = memoryview(b"")
 
 
-def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor whose numbers are not set, which shares huge pages with those that are made before and after it.
+def empty(*shape: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """An array whose numbers are not set, which shares huge pages with those that are made before and after it.
 
     Its memory is given back only with theirs, so it is for what stays.
     """
     global _rest
     size = math.prod(shape) * dtype.itemsize
     if not _THERE or not size:
-        return torch.empty(shape, dtype=dtype)
+        return np.empty(shape, dtype)
     with _lock:
         try:
             found = _rest if size <= len(_rest) else memoryview(_mapped(max(size, _CHUNK)))
-        except OSError:  # there may be memory for this one, or torch says what is missing
-            return torch.empty(shape, dtype=dtype)
+        except OSError:  # there may be memory for this one, or numpy says what is missing
+            return np.empty(shape, dtype)
         own, left = found[:size], found[-(-size // _LINE) * _LINE :]
         if found is _rest or len(left) > len(_rest):
             _rest = left
-    return torch.frombuffer(own, dtype=dtype).view(shape)  # which keeps the memory
+    return np.frombuffer(own, dtype).reshape(shape)  # which keeps the memory
 
 
 def _mapped(size: int) -> mmap.mmap:

@@ -347,7 +347,7 @@ class LaidOut:
     """A program as C takes it.
 
     Args:
-        program: whose steps are all there; it keeps the tensors that the structures point to.
+        program: whose steps are all there; it keeps the arrays that the structures point to.
 
     Attributes:
         whole: all of its steps.
@@ -383,4 +383,4 @@ def _fill(to: Any, value: Any, numbers: dict[operands.Buffer, int]) -> None:
         elif is_dataclass(found):
             _fill(getattr(to, name), found, numbers)
         elif found is not None:
-            setattr(to, name, found.data_ptr() if hasattr(found, "data_ptr") else found)
+            setattr(to, name, operands.address(found) if operands.is_array(found) else found)

@@ -10,15 +10,16 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from detgen.errors import EngineError
 from detgen.kernels.c import layout
 from detgen.kernels.c.layout import Chain, LaidOut, Pass
+from detgen.kernels.c.threads import threads
 from detgen.kernels.input_batch import Ends
+from detgen.program.arrays import Array, array
 from detgen.program.experts import ExpertLinear, Sort
 from detgen.program.finite import most
-from detgen.program.operands import SCORED, Buffer
+from detgen.program.operands import SCORED, Buffer, address, is_contiguous, name_of
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
 from detgen.program.states import Convolve, Recurrence
@@ -29,8 +30,6 @@ CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare
 
 
 REINSTALL = "reinstall detgen (pip install --force-reinstall --no-deps, with the name or folder that it came from)"
-# By vector width in bits: the CPU capabilities, as torch names them, that can run it.
-_CAPABLE = {512: {"AVX512"}, 256: {"AVX512", "AVX2"}}
 
 
 @cache
@@ -42,11 +41,10 @@ def build(name: str) -> ctypes.CDLL | None:
             continue
         try:
             found = ctypes.CDLL(str(path))
-            digest, bits, runs = found.layout(), found.vector_bits(), found.runs_here()
+            digest, runs = found.layout(), found.runs_here()
         except (OSError, AttributeError):  # built for another system, another OpenMP or by an older version
             continue
-        capable = bits not in _CAPABLE or torch.backends.cpu.get_cpu_capability() in _CAPABLE[bits]
-        if digest == layout.DIGEST and capable and runs:
+        if digest == layout.DIGEST and runs:
             found.run_pass.argtypes = [ctypes.POINTER(layout.Program), ctypes.POINTER(Pass)]
             found.run_chain.argtypes = [*found.run_pass.argtypes, ctypes.POINTER(Chain)]
             found.best.argtypes = [ctypes.POINTER(layout.Best)]
@@ -94,9 +92,9 @@ class Runner:
         self._library, self._laid_out = found, LaidOut(program)
 
     def run(
-        self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None, *, exact: bool = False
-    ) -> torch.Tensor:
-        """Run a pass, by as many threads as torch has; what it returns as `Interpreter.run`.
+        self, rows: Rows, given: Mapping[Buffer, Array], take: Take | None = None, *, exact: bool = False
+    ) -> np.ndarray:
+        """Run a pass by so many `threads`; what it returns as `Interpreter.run`.
 
         Args:
             rows: see there.
@@ -110,8 +108,8 @@ class Runner:
         count = len(rows.ids)
         if take is None and not exact:
             return self._run(self._laid_out.whole, rows, given)
-        broken = torch.zeros(count, dtype=torch.bool)
-        all_given = {buffer: torch.zeros(count, buffer.width) for buffer in self.program.buffers} | dict(given)
+        broken = np.zeros(count, bool)
+        all_given = {b: np.zeros((count, b.width), np.float32) for b in self.program.buffers} | dict(given)
         sort = -1
         for i, step in enumerate(self.program.steps):
             sort = i if isinstance(step, Sort) else sort
@@ -131,7 +129,7 @@ class Runner:
 
     def chain(
         self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None = None
-    ) -> tuple[torch.Tensor, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Run passes one after the other; in each, sequences go on with the largest logit of the one before.
 
         Args:
@@ -148,8 +146,8 @@ class Runner:
         Raises:
             MemoryError: if there is no memory for the buffers.
         """
-        scores = torch.zeros(len(slots), int(lengths.max()), SCORED)
-        return scores, self._chain(rows, slots, lengths, ends, Chain(results=scores.data_ptr()))
+        scores = np.zeros((len(slots), int(lengths.max()), SCORED), np.float32)
+        return scores, self._chain(rows, slots, lengths, ends, Chain(results=scores.ctypes.data))
 
     def draft(
         self,
@@ -158,7 +156,7 @@ class Runner:
         lengths: np.ndarray,
         draws: layout.Draws,
         ends: Ends | None = None,
-        logits: torch.Tensor | None = None,
+        logits: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Run passes one after the other; in each, sequences go on with what their sampling is likely to choose.
 
@@ -178,7 +176,7 @@ class Runner:
             MemoryError: if there is no memory for the buffers.
         """
         tokens = np.full((len(slots), int(lengths.max())), -1, np.int64)
-        chain = Chain(tokens=tokens.ctypes.data, results=None if logits is None else logits.data_ptr())
+        chain = Chain(tokens=tokens.ctypes.data, results=None if logits is None else logits.ctypes.data)
         chain.draws = ctypes.addressof(draws)
         return tokens, self._chain(rows, slots, lengths, ends, chain)
 
@@ -191,41 +189,41 @@ class Runner:
         if ends is not None:
             chain.ending = len(ends.tokens)
             chain.ends, chain.to_end = ends.tokens.ctypes.data, ends.to_end.ctypes.data
-        first = torch.zeros(len(rows.ids), dtype=torch.bool)
+        first = np.zeros(len(rows.ids), bool)
         addresses = (ctypes.c_void_p * len(self.program.buffers))()
         task = self._task(rows, addresses, first)
         if self._library.run_chain(self._laid_out.whole, task, chain):
             raise MemoryError(f"no memory for a pass of {task.rows} rows")
-        broken[:, 0] = first[rows.wanted].numpy()
+        broken[:, 0] = first[array(rows.wanted)]
         return broken
 
-    def alone(self, step: int, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+    def alone(self, step: int, x: np.ndarray, rows: Rows) -> np.ndarray:
         """What one step makes of x, float32 [rows, width]; arguments as `run`'s."""
         made = self.program.steps[step]
-        out = torch.zeros(len(x), made.writes.width)
+        out = np.zeros((len(x), made.writes.width), np.float32)
         self._run(self._laid_out.part(step), rows, {made.reads[0]: x, made.writes: out})
         return out
 
-    def _run(self, program: layout.Program, rows: Rows, given: Mapping[Buffer, torch.Tensor]) -> torch.Tensor:
-        broken = torch.zeros(len(rows.ids), dtype=torch.bool)
+    def _run(self, program: layout.Program, rows: Rows, given: Mapping[Buffer, Array]) -> np.ndarray:
+        broken = np.zeros(len(rows.ids), bool)
         addresses = (ctypes.c_void_p * len(self.program.buffers))()
-        for buffer, tensor in given.items():
-            assert tensor.dtype == torch.float32
-            assert tensor.is_contiguous()
-            assert tensor.shape[1] == buffer.width
-            addresses[self.program.buffers[buffer]] = tensor.data_ptr()
+        for buffer, x in given.items():
+            assert name_of(x.dtype) == "float32"
+            assert is_contiguous(x)
+            assert x.shape[1] == buffer.width
+            addresses[self.program.buffers[buffer]] = address(x)
         task = self._task(rows, addresses, broken)
         if self._library.run_pass(program, task):
             raise MemoryError(f"no memory for a pass of {task.rows} rows")
         return broken
 
-    def _task(self, rows: Rows, addresses: ctypes.Array[ctypes.c_void_p], broken: torch.Tensor) -> Pass:
+    def _task(self, rows: Rows, addresses: ctypes.Array[ctypes.c_void_p], broken: np.ndarray) -> Pass:
         """The pass as the library takes it."""
         stateful = any(isinstance(step, Convolve | Recurrence) for step in self.program.steps)
         assert rows.spans is not None or not stateful, "layers that keep states are told of the spans of a pass"
         return Pass(
-            *(torch.get_num_threads(), len(rows.ids), len(rows.wanted), len(rows.pieces), rows.tables.shape[1]),
-            *(x.data_ptr() for x in (rows.ids, rows.positions, rows.places, rows.wanted, rows.pieces, rows.tables)),
-            *(ctypes.addressof(addresses), broken.data_ptr(), most(torch.float32)),
-            *((0, None) if rows.spans is None else (len(rows.spans), rows.spans.data_ptr())),
+            *(threads(), len(rows.ids), len(rows.wanted), len(rows.pieces), rows.tables.shape[1]),
+            *map(address, (rows.ids, rows.positions, rows.places, rows.wanted, rows.pieces, rows.tables)),
+            *(ctypes.addressof(addresses), broken.ctypes.data, most("float32")),
+            *((0, None) if rows.spans is None else (len(rows.spans), address(rows.spans))),
         )

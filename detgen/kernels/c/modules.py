@@ -16,6 +16,7 @@ from detgen.kernels.c.angles import turns
 from detgen.kernels.c.call import Call
 from detgen.kernels.c.panels import joined, stacked
 from detgen.program import steps
+from detgen.program.arrays import array, tensor
 from detgen.program.experts import Combine, ExpertLinear, Sort
 from detgen.program.operands import PANEL, Activation, Buffer, Into, Step
 from detgen.program.program import Program
@@ -71,7 +72,7 @@ class NativeNorm(nn.Module):
         super().__init__()
         vectors = 1 if weight is None else weight.numel() // size
         shape = (vectors, size) if vectors > 1 else (size,)
-        own = [None if p is None else p.detach().float().contiguous().view(shape) for p in (weight, bias)]
+        own = [None if p is None else array(p.detach().float().contiguous().view(shape)) for p in (weight, bias)]
         self._row = vectors * size
         x, y = Buffer("x", self._row), Buffer("y", self._row)
         norm = steps.Norm(
@@ -246,7 +247,7 @@ class NativeAngles(nn.Module):
     def _reach(self, positions: int) -> None:
         self._positions = positions
         self._tables = {
-            kind: [x[:, self._order].contiguous() for x in turns(*rotary, 0, positions)]
+            kind: [tensor(x)[:, self._order].contiguous() for x in turns(*rotary, 0, positions)]
             for kind, rotary in self._rotaries.items()
         }
 

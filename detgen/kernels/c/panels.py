@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-import torch
+import numpy as np
 
 from detgen.kernels.c import huge_pages
 from detgen.kernels.c.layout import Arrangement
@@ -19,17 +19,21 @@ from detgen.kernels.c.quantizing import (
     Form,
     Quantized,
     alike,
+    empty,
     fits,
     places_of,
     quantize,
+    rows_of,
     with_rows,
 )
+from detgen.kernels.c.threads import threads
+from detgen.program.arrays import Array, array
 from detgen.program.operands import PANEL, Weight
 from detgen.program.storage import FORMATS, Storage
 
 
 def panels(
-    weights: Sequence[torch.Tensor | Quantized],
+    weights: Sequence[Array | Quantized],
     columns: int = PANEL,
     form: Form = "none",
     empty: Empty = huge_pages.empty,
@@ -41,13 +45,13 @@ def panels(
         columns: how many columns of each of the weights stand in a panel, which has some of all of them; PANEL puts the
             weights one behind the other.
         form: what becomes of them, where they fit; pairs are for those in bf16.
-        empty: makes the tensors.
+        empty: makes the arrays.
 
     Raises:
         EngineError: as `quantize`.
     """
-    found: Sequence[torch.Tensor | Quantized] = alike(weights)
-    floats = [weight for weight in found if isinstance(weight, torch.Tensor)]
+    found = alike([weight if isinstance(weight, Quantized) else array(weight) for weight in weights])
+    floats = [weight for weight in found if isinstance(weight, np.ndarray)]
     if form in MADE and floats and fits(floats[0]):
         packed, few_scales = quantize(floats, columns, form, empty)
         return Weight(
@@ -66,7 +70,7 @@ def panels(
         parts = [part.whole for part in few]
         data = arranged(parts, columns, empty, storage, least if scales.minima is None else 0)
     else:
-        storage, parts = STORAGE[floats[0].dtype], floats
+        storage, parts = STORAGE[floats[0].dtype.name], floats
         if form == "pairs" and storage == Storage.BFLOAT and floats[0].shape[1] % 2 == 0:
             storage = Storage.PAIR
         data = arranged(floats, columns, empty, storage)
@@ -82,8 +86,8 @@ def panels(
 
 
 def arranged(
-    parts: Sequence[torch.Tensor], columns: int, empty: Empty, storage: Storage | None = None, least: int = 0
-) -> torch.Tensor:
+    parts: Sequence[np.ndarray], columns: int, empty: Empty, storage: Storage | None = None, least: int = 0
+) -> np.ndarray:
     """Rows of numbers in panels, by arrange.c.
 
     Args:
@@ -95,15 +99,15 @@ def arranged(
     """
     kept, inputs = [with_rows(part) for part in parts], parts[0].shape[1]
     places, made = places_of(kept, columns), None if storage is None else FORMATS[storage]
-    told = Arrangement(torch.get_num_threads(), len(places), inputs, kept[0].element_size(), 1)
+    told = Arrangement(threads(), len(places), inputs, kept[0].itemsize, 1)
     width, dtype, table = PANEL, kept[0].dtype, None
     if made is not None:
-        dtype = getattr(torch, made.dtype)
+        dtype = np.dtype(made.dtype)
         width = made.together * PANEL * made.bits // (8 * dtype.itemsize)
         told.together, (told.low, told.high), told.least = made.together, (*made.planes, 0, 0)[:2], least
         table = _codes(made.levels) if made.levels else None
     data = empty(len(places), inputs // told.together, width, dtype=dtype)
-    told.rows, told.data = places.ctypes.data, data.data_ptr()
+    told.rows, told.data = places.ctypes.data, data.ctypes.data
     told.table = None if table is None else ctypes.addressof(table)
     best_build().arrange(told)
     return data
@@ -117,7 +121,7 @@ def _codes(levels: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint8]:
 
 
 def joined(
-    weights: Sequence[torch.Tensor | Quantized], biases: list[torch.Tensor], form: Form = "none", *, gated: bool = False
+    weights: Sequence[Array | Quantized], biases: Sequence[Array], form: Form = "none", *, gated: bool = False
 ) -> Weight:
     """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
 
@@ -131,42 +135,42 @@ def joined(
     if gated:
         columns = PANEL // 2
         if len(weights) == 1:
-            weights, biases = halves(weights[0]), [part for bias in biases for part in bias.chunk(2)]
+            weights, biases = halves(weights[0]), [part for bias in biases for part in np.split(array(bias), 2)]
     packed = panels(weights, columns, form)
     if not biases:
         return packed
     return replace(packed, bias=_in_columns(biases, columns))
 
 
-def _in_columns(biases: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
+def _in_columns(biases: Sequence[Array], columns: int) -> np.ndarray:
     """Biases as `Weight` has them."""
-    return panels([bias[:, None] for bias in biases], columns, empty=torch.empty).data.float().flatten()
+    found: np.ndarray = array(panels([array(bias)[:, None] for bias in biases], columns, empty=empty).data)
+    return found.astype(np.float32).ravel()
 
 
 def stacked(
-    experts: Sequence[Sequence[torch.Tensor | Quantized]],
+    experts: Sequence[Sequence[Array | Quantized]],
     columns: int,
     form: Form = "none",
-    biases: Sequence[Sequence[torch.Tensor]] = (),
+    biases: Sequence[Sequence[Array]] = (),
 ) -> Weight:
     """The weights of experts, one behind the other; arguments of each as `panels`', biases as `joined`'s."""
-    first = panels(experts[0], columns, form, torch.empty)
+    first = panels(experts[0], columns, form, empty)
 
-    def room(of: torch.Tensor) -> torch.Tensor:
+    def room(of: np.ndarray) -> np.ndarray:
         return huge_pages.empty(len(experts), *of.shape, dtype=of.dtype)
 
     data, scales = room(first.data), None if first.scales is None else first.scales.each(room)
     for i, weights in enumerate(experts):
-        packed = panels(weights, columns, form, torch.empty)
+        packed = panels(weights, columns, form, empty)
         data[i] = packed.data
         if scales is not None and packed.scales is not None:
-            scales.each(lambda to, x, i=i: to[i].copy_(x), packed.scales)
-    bias = torch.stack([_in_columns(of, columns) for of in biases]) if biases else None
+            scales.each(lambda to, x, i=i: np.copyto(to[i], x), packed.scales)
+    bias = np.stack([_in_columns(of, columns) for of in biases]) if biases else None
     return replace(first, data=data, scales=scales, bias=bias)
 
 
-def halves(weight: torch.Tensor | Quantized) -> list[torch.Tensor | Quantized]:
+def halves(weight: Array | Quantized) -> list[Array | Quantized]:
     """A gate and what it opens, of one weight."""
-    if isinstance(weight, Quantized):
-        return [weight.rows(part) for part in torch.arange(weight.shape[0]).chunk(2)]
-    return list(weight.chunk(2))
+    half = weight.shape[0] // 2
+    return [rows_of(weight, part) for part in (slice(half), slice(half, None))]

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -20,6 +21,7 @@ from detgen.kernels.generic.attending import attending
 from detgen.kernels.generic.hooks import hooked
 from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import InputBatch
+from detgen.program.arrays import array, tensor
 from detgen.program.operands import ARITHMETIC
 
 _PROMPT = 16  # tokens
@@ -36,6 +38,19 @@ class Census:
 
     proved: tuple[str, ...]
     refused: str
+
+
+class Given(NamedTuple):
+    """What a forward is given of a pass: tensors of `InputBatch`."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    wanted: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: InputBatch) -> Given:
+        """That of a batch."""
+        return cls(*map(tensor, (batch.ids, batch.positions, batch.wanted)))
 
 
 class GenericDecoder:
@@ -81,8 +96,15 @@ class GenericDecoder:
         broken: list[int] | None = None,
         *,
         scored: bool = False,
-    ) -> torch.Tensor:
+    ) -> np.ndarray:
         """See `Decoder`; gives logits whatever is enough."""
+        with torch.inference_mode():
+            return array(self.forward(batch, Given.of(batch), exchange, broken))
+
+    def forward(
+        self, batch: InputBatch, given: Given, exchange: Exchange | None = None, broken: list[int] | None = None
+    ) -> torch.Tensor:
+        """The same, of what the forward is given of the batch."""
         layers: Any = self.model.model.layers if exchange else ()
         with (
             attending(partial(self._attend, batch)),
@@ -90,15 +112,15 @@ class GenericDecoder:
             self.functions or nullcontext(),
         ):
             logits: torch.Tensor = self.model(
-                input_ids=batch.ids[None],
-                position_ids=batch.positions[None],
+                input_ids=given.ids[None],
+                position_ids=given.positions[None],
                 attention_mask=None,
                 use_cache=False,
-                **({"logits_to_keep": batch.wanted} if self._chooses else {}),
+                **({"logits_to_keep": given.wanted} if self._chooses else {}),
             ).logits[0]
         if broken is not None:
             broken += (~self._last_keys.abs().amax((1, 2)).isfinite()).nonzero()[:, 0].tolist()
-        return (logits if self._chooses else logits[batch.wanted])[: batch.count].float()
+        return (logits if self._chooses else logits[given.wanted])[: batch.count].float()
 
     def _attend(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from detgen.kernels.attention import AttentionTraits
@@ -10,7 +11,7 @@ from detgen.kernels.c.quantizing import STORAGE
 from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.input_batch import InputBatch
 from detgen.program import steps
-from detgen.program.operands import Buffer, Cache
+from detgen.program.operands import Buffer, Cache, name_of
 from detgen.program.program import Program
 
 
@@ -52,7 +53,7 @@ class PagedAttention:
     def _steps(self, layer: int, heads: int, traits: AttentionTraits) -> Call:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         _, kv_heads, size, _ = keys.shape
-        width, storage = values.shape[3], STORAGE[keys.dtype]
+        width, storage = values.shape[3], STORAGE[name_of(keys.dtype)]
         qkv = Buffer("qkv", (heads + kv_heads) * size + kv_heads * width)
         cache = Cache(heads=heads, kv_heads=kv_heads, size=size, values=width, keys=keys, kept=values, storage=storage)
         program = Program(qkv)
@@ -67,7 +68,7 @@ class PagedAttention:
                 window=traits.window or 0,
                 chunk=traits.chunk or 0,
                 softcap=traits.softcap or 0.0,
-                sinks=None if traits.sinks is None else torch.tensor(traits.sinks),
+                sinks=None if traits.sinks is None else np.array(traits.sinks, np.float32),
             )
         )
         return Call(program, (qkv,), (program.steps[-1].writes,))

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 
 from detgen.kernels.generic import operators as ops
+from detgen.kernels.generic.generic_decoder import Given
 from detgen.kernels.generic.labelling import NONE, Labels, has_rows
-from detgen.kernels.input_batch import InputBatch
 from detgen.program.rows import Rows
 
 _NATIVE = "a native layer"
@@ -63,7 +63,7 @@ class Watched(TorchDispatchMode):
     """Follows the labels of a pass.
 
     Args:
-        packed: the pass.
+        given: what the forward is given of the pass.
         before: what was seen of another pass; None for the first one.
 
     Attributes:
@@ -71,14 +71,14 @@ class Watched(TorchDispatchMode):
         left: operators that must be proved.
     """
 
-    def __init__(self, packed: InputBatch, before: list[tuple[str, object, object]] | None) -> None:
+    def __init__(self, given: Given, before: list[tuple[str, object, object]] | None) -> None:
         super().__init__()
         self.seen: list[tuple[str, object, object]] = []
         self.left: list[Left] = []
         self._before = before
         self._labels = Labels()
-        along = torch.arange(len(packed.ids), dtype=torch.int32)
-        for x, labels in ((packed.ids, along), (packed.positions, along), (packed.wanted, along[packed.wanted])):
+        along = torch.arange(len(given.ids), dtype=torch.int32)
+        for x, labels in ((given.ids, along), (given.positions, along), (given.wanted, along[given.wanted])):
             self._labels.know(x, labels)
 
     def called(self, reads: list[torch.Tensor], writes: list[torch.Tensor], of: Rows | None) -> None:

@@ -323,7 +323,7 @@ def rotate(
     tables = (qkv if t is None else t for t in (step.cosines, step.sines, step.factors))
     heads = cache.heads if qkv.shape[1] == cache.heads * cache.size else cache.heads + 2 * cache.kv_heads
     _rotate[(triton.cdiv(len(qkv), rows), heads)](
-        *(qkv, positions, places, *tables, cache.keys, cache.kept, broken, *qkv.shape, most(torch.float32)),
+        *(qkv, positions, places, *tables, cache.keys, cache.kept, broken, *qkv.shape, most("float32")),
         *(cache.heads, cache.kv_heads, cache.size, cache.values, step.turned, step.interleaved),
         *(step.factors is not None, step.last, cache.storage == Storage.BFLOAT),
         *(rows, above(max(cache.size, cache.values))),

@@ -12,6 +12,7 @@ from detgen.errors import EngineError
 from detgen.kernels.triton import attend, linear, norms, peaks, rowwise, state_kernels, whole_linear
 from detgen.kernels.triton.launching import on
 from detgen.program import steps
+from detgen.program.arrays import Array, each, tensor
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import PANEL, Buffer, Into, Step
 from detgen.program.program import Program
@@ -44,8 +45,9 @@ class _Pass:
     @property
     def spans(self) -> torch.Tensor:
         """Those of the rows, see `Rows`."""
-        assert self.rows.spans is not None, "layers that keep states are told of the spans of a pass"
-        return self.rows.spans
+        found: torch.Tensor | None = self.rows.spans
+        assert found is not None, "layers that keep states are told of the spans of a pass"
+        return found
 
 
 def _embed(s: steps.Embed, of: _Pass) -> None:
@@ -202,7 +204,7 @@ class TritonRunner:
     """Runs a program whose tensors are on a device.
 
     Args:
-        program: the steps; more of them are not taken up.
+        program: the steps; more of them are not taken up. Its arrays are taken for tensors.
 
     Attributes:
         program: the same.
@@ -217,9 +219,10 @@ class TritonRunner:
             if type(step) not in KERNELS:
                 kind = type(step).__name__
                 raise EngineError(f"step {step.name!r}: {kind} has no kernel for CUDA yet; use --device cpu")
+        self._steps: list[Step] = [each(step, tensor) for step in program.steps]
 
     def run(
-        self, rows: Rows, given: Mapping[Buffer, torch.Tensor], take: Take | None = None, *, exact: bool = False
+        self, rows: Rows, given: Mapping[Buffer, Array], take: Take | None = None, *, exact: bool = False
     ) -> torch.Tensor:
         """Run a pass: launch its kernels, without a look at any number.
 
@@ -233,15 +236,17 @@ class TritonRunner:
         Returns:
             int8 [rows], 1 where a key of the last layer, or what is watched, is not finite.
         """
-        for tensor in (*given.values(), *(x for x in rows if x is not None)):
-            assert tensor.is_contiguous(), "kernels read one row behind the other"
-        count, wanted = len(rows.ids), len(rows.wanted)
-        of = _Pass(rows, dict(given), torch.zeros(count, dtype=torch.int8, device=rows.ids.device))
-        with on(rows.ids.device):
-            for step in self.program.steps:
+        buffers = {buffer: tensor(x) for buffer, x in given.items()}
+        rows = Rows(*(None if x is None else tensor(x) for x in rows))
+        for x in (*buffers.values(), *(x for x in rows if x is not None)):
+            assert tensor(x).is_contiguous(), "kernels read one row behind the other"
+        count, wanted, device = len(rows.ids), len(rows.wanted), tensor(rows.ids).device
+        of = _Pass(rows, buffers, torch.zeros(count, dtype=torch.int8, device=device))
+        with on(device):
+            for step in self._steps:
                 of.count = wanted if step.wanted else count
                 if step.writes not in of.buffers:
-                    of.buffers[step.writes] = torch.empty(max(count, wanted), step.writes.width, device=rows.ids.device)
+                    of.buffers[step.writes] = torch.empty(max(count, wanted), step.writes.width, device=device)
                 KERNELS[type(step)](widened(step) if exact else step, of)
                 if take is not None:
                     take(step.name, of[step.writes])

@@ -37,6 +37,7 @@ from detgen.kernels.triton.sampled_rows import (
     sampled,
     source_of,
 )
+from detgen.program.arrays import array
 
 if TYPE_CHECKING:
     from detgen.kernels.sampling import Choices
@@ -262,16 +263,16 @@ def choose_by(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
 
 def choose_reference(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
     """The same by the functions of a CPU."""
-    rows = logits.cpu().clone()
+    rows = array(logits).copy()
     if choices is None:
         tokens, leads = choosing.best(rows)
     else:
         picked = choices.choose(rows)
-        tokens, leads = picked.tokens, picked.leads
-    finite = rows.gather(-1, tokens[:, None])[:, 0].isfinite().numpy()
+        tokens, leads = array(picked.tokens), picked.leads
+    finite = np.isfinite(rows[np.arange(len(rows)), tokens])
     packed = np.zeros(len(rows), _PACKED)
     packed["lead"], (packed["logprob"], _) = leads, choosing.logprobs(rows, tokens, None, full=False)
-    packed["token"] = np.where(finite, tokens.numpy(), BROKEN)
+    packed["token"] = np.where(finite, tokens, BROKEN)
     return torch.from_numpy(packed.view(np.int32).reshape(-1, 4)).to(logits.device)
 
 

@@ -6,7 +6,7 @@ What is compared is small, so that it takes seconds, most of them to compile the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from detgen.kernels.triton.given_logprobs import logprobs
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling_kernels import choose_by, choose_reference
 from detgen.program import steps
+from detgen.program.arrays import array, each, tensor
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import LOGIT_BLOCK, PAGE, PANEL, SCORED, Activation, Buffer, Cache, Into, Scoring, Step
 from detgen.program.program import Program
@@ -43,7 +44,7 @@ class Tried(NamedTuple):
 
     Attributes:
         name: in words.
-        made: the steps, whose tensors are on the CPU.
+        made: the steps, whose numbers are on the CPU.
         given: the buffers that they read, or whose numbers are compared; all others are left to them.
     """
 
@@ -60,13 +61,13 @@ def tried(inputs: int = 1280) -> Iterator[Tried]:
         return torch.randn(*size, generator=maker)
 
     x, out = Buffer("x", inputs), Buffer("out", 40)
-    each: list[tuple[str, Any, Any]] = [
+    kinds: list[tuple[str, Any, Any]] = [
         *((str(dtype)[6:], dtype, "none") for dtype in (torch.float32, torch.bfloat16, torch.float16)),
         *(("pairs", torch.bfloat16, "pairs"), ("q8", torch.float32, "q8"), ("q4", torch.float32, "q4")),
         ("q4_k", torch.float32, "q4_k"),
     ]
-    weights = {name: lambda seed, dtype=dtype: (drawn(40, inputs) * inputs**-0.5).to(dtype) for name, dtype, _ in each}
-    forms = {name: form for name, _, form in each}
+    weights = {name: lambda seed, dtype=dtype: (drawn(40, inputs) * inputs**-0.5).to(dtype) for name, dtype, _ in kinds}
+    forms = {name: form for name, _, form in kinds}
     for kind in IN_FEW_BITS:
         name = f"{kind[0].name} by {kind[1].name}{' and minima' * kind[3]}"
         weights[name] = lambda seed, kind=kind: in_few_bits(seed, 40, inputs, *kind)
@@ -209,21 +210,12 @@ def _states(drawn: Any) -> Iterator[Tried]:
 
 def rows_of(count: int, positions: int) -> Rows:
     """The last rows of one sequence of so many positions, half of which are certain."""
-    at = torch.arange(positions - count, positions)
+    at = np.arange(positions - count, positions)
     pieces = lay_out(np.array([0]), np.array([positions - count]), np.array([count]), 8)
-    table = torch.arange(-(-positions // PAGE))[None]
+    table = np.arange(-(-positions // PAGE))[None]
     first = positions - count
-    spans = torch.tensor([[0, 0, first, count, first - 2, first + count // 2]])
-    return Rows(at % 30, at, at, torch.arange(count).flip(0), table, pieces, spans)
-
-
-def moved(value: Any, device: torch.device | str) -> Any:
-    """A step, or what it has, with its tensors on a device; where they are there already, with copies."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, copy=True)
-    if not is_dataclass(value) or isinstance(value, type):
-        return value
-    return replace(value, **{f.name: moved(getattr(value, f.name), device) for f in fields(value) if f.init})
+    spans = np.array([[0, 0, first, count, first - 2, first + count // 2]])
+    return Rows(at % 30, at, at, np.arange(count)[::-1].copy(), table, pieces, spans)
 
 
 def differing(
@@ -232,22 +224,22 @@ def differing(
     """How many numbers have other bits on a device than by the compiled library, and how many there are.
 
     Args:
-        made: steps that are run together, whose tensors are on the CPU; their caches and states are written to.
+        made: steps that are run together, whose numbers are on the CPU; their caches and states are written to.
         rows: the rows of the pass.
         given: see `Tried`, float32 [rows, width] each, on the CPU; they are left as they are.
         device: where the kernels run.
     """
-    there = tuple(moved(step, device) for step in made)
+    there = tuple(each(step, lambda x: tensor(x).to(device, copy=True)) for step in made)
     mine, theirs = ({b: x.to(where, copy=True) for b, x in given.items()} for where in ("cpu", device))
     broken = TritonRunner(_program(there, theirs)).run(rows.to(device), theirs)
     named = Runner(best_build(), _program(made, mine)).run(rows, mine)
-    pairs = [(broken.bool().cpu(), named)] + [(theirs[b].cpu(), x) for b, x in mine.items()]
+    pairs: list[tuple[Any, Any]] = [(broken.bool(), named)] + [(theirs[b], x) for b, x in mine.items()]
     for step, other in zip(made, there, strict=True):
         if isinstance(step, steps.Rotate):
-            pairs += [(other.cache.keys.cpu(), step.cache.keys), (other.cache.kept.cpu(), step.cache.kept)]
+            pairs += [(other.cache.keys, step.cache.keys), (other.cache.kept, step.cache.kept)]
         names = ("kept", "state") if isinstance(step, STATEFUL) else ()
-        pairs += [(getattr(other, name).cpu(), getattr(step, name)) for name in names if hasattr(step, name)]
-    return sum(int((bits(a) != bits(b)).sum()) for a, b in pairs), sum(a.numel() for a, _ in pairs)
+        pairs += [(getattr(other, name), getattr(step, name)) for name in names if hasattr(step, name)]
+    return sum(int((bits(a) != bits(b)).sum()) for a, b in pairs), sum(array(a).size for a, _ in pairs)
 
 
 def _program(made: tuple[Step, ...], given: Mapping[Buffer, torch.Tensor]) -> Program:

@@ -175,7 +175,7 @@ class TritonDecoder(ProgramDecoder):
         scored: bool = False,
     ) -> torch.Tensor:
         """See `Decoder`; gives logits whatever is enough."""
-        with on(self._device):
+        with torch.inference_mode(), on(self._device):
             buffers = self._run(batch, exchange)
             results = buffers.results[: batch.count].clone()
             found = fetched(buffers.broken[: len(batch.ids)])  # waits for the pass, which is timed
@@ -211,6 +211,7 @@ class TritonDecoder(ProgramDecoder):
             "cuda": {"capability": capability, "toolkit": torch.version.cuda, **versions()},
         }
 
+    @torch.inference_mode()
     def _launch(self, batch: InputBatch, lengths: np.ndarray, choices: Choices | None, ends: Ends | None) -> Scores:
         """Passes one after the other, in which sequences go on with what they choose; the host waits for the last one.
 
@@ -297,7 +298,7 @@ class TritonDecoder(ProgramDecoder):
         key = (-1, -1) if exchange is None else (exchange.inject, exchange.extract)
         if key not in self._runners:
             self._runners[key] = TritonRunner(self.program(*key))
-        given = self._exchanged(exchange, len(buffers.rows.ids), self._device)
+        given = self._exchanged(exchange, len(buffers.rows.ids))
         given[programs.out(False)] = buffers.results
         buffers.broken.copy_(
             self._runners[key].run(self._with_broken(buffers.rows), given, self._take, exact=self._exact)

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from detgen.verify.explain.localizing import Origin, Recording, locate
 from detgen.verify.explain.shrinking import shrink
@@ -137,7 +137,7 @@ def _why_missing(check: Check, case: Case, difference: Difference) -> str:
     return f"not looked for, since the sample ends with an error: {next(errors, None)}"
 
 
-def _logits(difference: Difference, seen: list[torch.Tensor | None]) -> tuple[tuple[float, float], ...]:
+def _logits(difference: Difference, seen: list[np.ndarray | None]) -> tuple[tuple[float, float], ...]:
     """Logits of the two tokens in the reference and here."""
     a, b = difference.tokens
     if a is None or b is None or any(x is None for x in seen):

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-import torch
+import numpy as np
 
 from detgen.engine import Engine
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
-from detgen.kernels.bits import same_bits
+from detgen.kernels.bits import bits, same_bits
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Windows
+from detgen.program.arrays import Array, array
 from detgen.verify.perturb.generation_digests import Difference
 
 
@@ -38,11 +39,11 @@ class Recorded:
         chunk: tokens of a chunk; 0 if the model does not think.
     """
 
-    outputs: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
+    outputs: list[tuple[str, np.ndarray, int]] = field(default_factory=list)
     rows: int = 0
     row: int = 0
-    logits: torch.Tensor | None = None
-    entries: tuple[torch.Tensor, torch.Tensor] | None = None
+    logits: np.ndarray | None = None
+    entries: tuple[np.ndarray, np.ndarray] | None = None
     thoughts: list[tuple[int, ...]] = field(default_factory=list)
     chunk: int = 0
 
@@ -94,7 +95,7 @@ class Recording:
         self._asked = 0  # rows of the last layers
         self._wanted: list[int] = []
         self.found: Recorded | None = None
-        self._logits: torch.Tensor | None = None
+        self._logits: np.ndarray | None = None
 
     def run(self, queue: list[Request]) -> Recorded | None:
         """Generate the queue; None if the sample did not finish."""
@@ -106,21 +107,21 @@ class Recording:
     def _mine(self, seq: Sequence) -> bool:
         return (seq.request.id, seq.sample) == (self._difference.id, self._difference.sample)
 
-    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+    def committed(self, seq: Sequence, first: int, logits: Array) -> None:
         """See `Trace`."""
         at = self._difference.place - first
         if self._mine(seq) and 0 <= at < len(logits):
-            self._logits = logits[at].clone()
+            self._logits = array(logits[at]).copy()
             self._chose = self._last
 
-    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def finished(self, seq: Sequence, keys: np.ndarray, values: np.ndarray) -> None:
         """See `Trace`."""
         if self._mine(seq):
             self.found = (self._chose if self._difference.what in ("logits", "token") else self._last) or Recorded()
             self.found.logits = self._logits
             position = self._difference.position
             if position < keys.shape[1]:
-                self.found.entries = keys[:, position].clone(), values[:, position].clone()
+                self.found.entries = keys[:, position].copy(), values[:, position].copy()
             if (thinking := self._engine.thinking) is not None:
                 self.found.chunk = thinking.chunk
                 self.found.thoughts = seq.thoughts[: position // thinking.chunk + 1]
@@ -157,7 +158,7 @@ class Recording:
         def exchange_recorded(windows: Windows) -> Exchange:
             found: Exchange = exchange(windows)
             if (now := self._now) is not None:
-                now.outputs.append(("the state that is added", found.states[now.row].clone(), len(found.states)))
+                now.outputs.append(("the state that is added", array(found.states[now.row]).copy(), len(found.states)))
             return found
 
         thinking.exchange = exchange_recorded
@@ -185,9 +186,10 @@ class Recording:
     def _take(self, name: str, x: object) -> None:
         """Keep the wanted row of an output: [rows, ...] or [1, rows, ...]."""
         now = self._now
-        if now is None or not isinstance(x, torch.Tensor):
+        if now is None or not hasattr(x, "shape"):
             return
-        sizes = list(x.shape)
+        numbers = array(x)
+        sizes = list(numbers.shape)
         if self._rows in sizes[:-1] or sizes == [self._rows]:
             dim, places = sizes.index(self._rows), list(range(self._rows))
         elif len(sizes) >= 2 and sizes[-2] == self._asked:  # the last layers see the wanted rows alone
@@ -195,7 +197,7 @@ class Recording:
         else:
             return
         if now.row in places:
-            now.outputs.append((name, x.select(dim, places.index(now.row)).detach().clone(), sizes[dim]))
+            now.outputs.append((name, numbers.take(places.index(now.row), dim), sizes[dim]))
 
 
 def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
@@ -231,18 +233,15 @@ def _thought_apart(reference: Recorded, found: Recorded) -> str:
     return ""
 
 
-def _distance(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
-    """Largest distance of two tensors in representable numbers, and how many elements differ."""
+def _distance(a: np.ndarray, b: np.ndarray) -> tuple[int, int]:
+    """Largest distance of two arrays in representable numbers, and how many elements differ."""
     ours, theirs = _ordinals(a), _ordinals(b)
-    apart = (ours - theirs).abs()
+    apart = np.abs(ours - theirs)
     return int(apart.max()), int((apart > 0).sum())
 
 
-_INTEGERS = {2: torch.int16, 4: torch.int32}
-
-
-def _ordinals(x: torch.Tensor) -> torch.Tensor:
+def _ordinals(x: np.ndarray) -> np.ndarray:
     """The place of each number among those of its type, int64."""
-    width = x.element_size()
-    raw = x.contiguous().view(_INTEGERS[width]).long()
-    return torch.where(raw < 0, -(raw & ((1 << (8 * width - 1)) - 1)), raw)
+    raw = bits(x).astype(np.int64)
+    found: np.ndarray = np.where(raw < 0, -(raw & ((1 << (8 * x.itemsize - 1)) - 1)), raw)
+    return found

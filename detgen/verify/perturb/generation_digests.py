@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-import torch
+import numpy as np
 
 from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion
 from detgen.engine.sequence import Sequence
 from detgen.kernels.bits import bits
 from detgen.outputs.lines import output_line
+from detgen.program.arrays import Array, stacked
 
 Key = tuple[str | int, int]  # request id, sample
 
@@ -52,10 +53,9 @@ def line_of(raw: str) -> dict[str, Any]:
     return line
 
 
-def digests(x: torch.Tensor) -> list[bytes]:
+def digests(x: Array) -> list[bytes]:
     """A digest of each x[i]."""
-    rows = bits(x).flatten(1).cpu().numpy()
-    return [blake2b(row, digest_size=8).digest() for row in rows]
+    return [blake2b(row.tobytes(), digest_size=8).digest() for row in bits(x)]
 
 
 class Watching:
@@ -66,17 +66,17 @@ class Watching:
         self._parts: dict[Key, dict[str, list[Any]]] = {}
         self._chunk = 0
 
-    def committed(self, seq: Sequence, first: int, logits: torch.Tensor) -> None:
+    def committed(self, seq: Sequence, first: int, logits: Array) -> None:
         """See `Trace`; unverified sequences are left out, since nothing is promised of them."""
         if seq.deterministic:
             self._of(seq).setdefault("logits", [])[first:] = digests(logits)
 
-    def finished(self, seq: Sequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def finished(self, seq: Sequence, keys: np.ndarray, values: np.ndarray) -> None:
         """See `Trace`."""
         parts = self._of(seq)
-        parts["keys"], parts["values"] = (digests(x.transpose(0, 1)) for x in (keys, values))
+        parts["keys"], parts["values"] = (digests(x.swapaxes(0, 1)) for x in (keys, values))
         if seq.states:
-            parts["state"], parts["thought"] = digests(torch.stack(seq.states)), list(seq.thoughts)
+            parts["state"], parts["thought"] = digests(stacked(seq.states)), list(seq.thoughts)
             self._chunk = len(seq.states[0])
 
     def _of(self, seq: Sequence) -> dict[str, list[Any]]:

@@ -113,7 +113,7 @@ class Subject:
         first = self._engines.get("none")
         if first is None or first.canonical.device.type != "cpu":
             return None
-        return first.canonical.cache.keys[0].shape[0] * PAGE * first.position_bytes // len(QUANTS)
+        return int(first.canonical.cache.keys[0].shape[0]) * PAGE * first.position_bytes // len(QUANTS)
 
     @contextlib.contextmanager
     def configured(self, task: Task) -> Iterator[Engine]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
 from detgen.engine import Engine
 from detgen.engine.request import Request, TokenLogprobs
@@ -22,7 +21,8 @@ from detgen.engine.token_logprobs import token_logprobs
 from detgen.errors import RequestError
 from detgen.kernels.logprobs import Judged, judge_rows
 from detgen.kernels.sampling import Choice, choose, scores
-from detgen.verify.replay.ties import rounding_explains
+from detgen.program.arrays import Array, array
+from detgen.verify.replay.ties import largest, rounding_explains
 
 _Known = TypeVar("_Known", bound="Known")
 
@@ -75,24 +75,24 @@ class Known:
         """How the token at a place of the completion is chosen."""
         return self.sequence.choice(place, self.tokens)
 
-    def take(self, logits: torch.Tensor, tolerance: float) -> None:
+    def take(self, logits: Array, tolerance: float) -> None:
         """Note what the logits, float32 [n, vocabulary], of the next tokens give."""
         first, wanted = len(self.logprobs), self.sequence.request.params.logprobs
         picked = choose(logits, [self.choice(first + i) for i in range(len(logits))])
         for i, expected in enumerate(picked.tokens.tolist()):
             if expected != self.tokens[first + i]:
-                self.mismatches[first + i] = self._mismatch(logits[i], first + i, expected, tolerance)
+                self.mismatches[first + i] = self._mismatch(array(logits[i]), first + i, expected, tolerance)
         if tolerance:
-            self.errors += (tolerance * logits.abs().masked_fill(~logits.isfinite(), 0).amax(-1)).tolist()
+            self.errors += (tolerance * largest(logits)).tolist()
         judged = judge_rows(logits, picked, whole=None if wanted is None else np.arange(len(logits)))
         if judged.logprobs is not None:
             self.tops += token_logprobs(judged.logprobs, judged.chosen, wanted or 0)
         self.logprobs += judged.chosen.tolist()
         self.margins += judged.margins.tolist()
 
-    def _mismatch(self, row: torch.Tensor, place: int, expected: int, tolerance: float) -> Mismatch:
+    def _mismatch(self, row: np.ndarray, place: int, expected: int, tolerance: float) -> Mismatch:
         """A token beside what its logits, float32 [vocabulary], give."""
-        token, choice, finite = self.tokens[place], self.choice(place), row[row.isfinite()].abs()
+        token, choice, finite = self.tokens[place], self.choice(place), np.abs(row[np.isfinite(row)])
         score, error = scores(row, choice), tolerance * float(finite.max()) if len(finite) else 0.0
         tie = tolerance > 0 and rounding_explains(row, choice, token, error)
         return Mismatch(expected, float(score[expected] - score[token]), tie)
@@ -119,7 +119,7 @@ def read(engine: Engine, samples: list[_Known], tolerance: float = 0.0) -> Itera
         Each sample once it has been read, in the order in which they end.
     """
 
-    def take(seq: ScoredSequence, first: int, logits: torch.Tensor) -> None:
+    def take(seq: ScoredSequence, first: int, logits: Array) -> None:
         sample = samples[seq.request.index]
         if engine.thinking is not None:
             sample.sequence.thoughts = engine.thinking.thoughts[seq.slot]

@@ -11,17 +11,19 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-import torch
+import numpy as np
 
 from detgen.engine import Engine
 from detgen.engine.request import Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.scored import ScoredSequence
 from detgen.outputs.lines import bad_line, output_line
+from detgen.program.arrays import Array, array
 from detgen.prompts import BadLine
 from detgen.verify.replay.comparing import Path, compare_line
 from detgen.verify.replay.lines import AHEAD, Replay
 from detgen.verify.replay.run_files import Key, Line
+from detgen.verify.replay.ties import largest
 
 # Of the tokens of scores, by place: the error of differences of logits that the tolerance allows, and how far the token
 # is from being as likely as the best one, or the next.
@@ -67,12 +69,12 @@ class ScoreReplay(Replay):
     def _score(self, requests: list[ScoreRequest], errors: _Errors) -> dict[int, list[Score]]:
         """The scores of some requests, by index; `errors` gets what rounding explains, under another profile."""
 
-        def trace(seq: ScoredSequence, first: int, logits: torch.Tensor) -> None:
-            tokens = torch.tensor(seq.scored[first : first + len(logits)], device=logits.device)
-            best = logits.topk(2).values
-            own = logits.gather(-1, tokens[:, None])[:, 0]
-            apart = torch.where(own == best[:, 0], best[:, 0] - best[:, 1], best[:, 0] - own)
-            error = 2 * self._tolerance * logits.masked_fill(~logits.isfinite(), 0).abs().amax(-1)
+        def trace(seq: ScoredSequence, first: int, rows: Array) -> None:
+            logits, tokens = array(rows), seq.scored[first : first + len(rows)]
+            second, best = np.partition(logits, -2, axis=1)[:, -2:].T
+            own = logits[np.arange(len(logits)), tokens]
+            apart = np.where(own == best, best - second, best - own)
+            error = 2 * self._tolerance * largest(logits)
             found = errors.setdefault((seq.request.index, seq.sample), {})
             found.update(enumerate(zip(error.tolist(), apart.tolist(), strict=True), seq.first + first))
 

@@ -8,15 +8,22 @@ come there.
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from detgen.kernels.filters import kept
 from detgen.kernels.noise import gumbel, words
 from detgen.kernels.penalties import adjusted_row
 from detgen.kernels.sampling import Choice
+from detgen.program.arrays import Array, array
 
 
-def rounding_explains(logits: torch.Tensor, choice: Choice, token: int, error: float) -> bool:
+def largest(logits: Array) -> np.ndarray:
+    """The largest finite magnitude of each row, float32 [rows]."""
+    numbers = array(logits)
+    found: np.ndarray = np.abs(np.where(np.isfinite(numbers), numbers, np.float32(0))).max(-1)
+    return found
+
+
+def rounding_explains(logits: Array, choice: Choice, token: int, error: float) -> bool:
     """Whether a token could be the choice where differences of logits are off by `error` at most.
 
     It is not if the filters drop it in the best case, or if a competitor that they keep even in its worst case has a
@@ -28,7 +35,7 @@ def rounding_explains(logits: torch.Tensor, choice: Choice, token: int, error: f
         token: its id.
         error: not negative.
     """
-    row = adjusted_row(logits, choice.adjustment).double().cpu().numpy()
+    row = adjusted_row(array(logits), choice.adjustment).astype(np.float64)
     if choice.adjustment is not None:
         error *= choice.adjustment.stretch
     if not np.isfinite([row[token], row.max()]).all():

@@ -18,9 +18,12 @@ def find() -> Any:
 
 
 def test_a_build_for_another_processor_or_declaration_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_CAPABLE", {bits: {"another"} for bits in (128, 256, 512)})
-    assert find() is None
-    monkeypatch.setattr(native, "_CAPABLE", {})
+    class ForAnother(ctypes.CDLL):
+        runs_here = staticmethod(lambda: 0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ctypes, "CDLL", ForAnother)
+        assert find() is None
     assert find() is not None
     monkeypatch.setattr(layout, "DIGEST", layout.DIGEST ^ 1)
     assert find() is None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
 from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,29 +12,28 @@ from detgen.kernels.bits import same_bits
 from detgen.kernels.c import panels as module
 from detgen.kernels.c.library import BUILDS, build
 from detgen.kernels.c.panels import arranged, panels
-from detgen.kernels.c.quantizing import Quantized
+from detgen.kernels.c.quantizing import Quantized, empty
+from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, tensor
 from detgen.program.operands import Scales
 from detgen.program.storage import FORMATS, Storage, bf16, unpack
 
 LIBRARIES = {name: library for name in BUILDS if (library := build(name)) is not None}
-FLOATS = {Storage.FLOAT: torch.float32, Storage.BFLOAT: torch.bfloat16, Storage.HALF: torch.float16}
+FLOATS = {Storage.FLOAT: FLOAT32, Storage.BFLOAT: BFLOAT16, Storage.HALF: FLOAT16}
 
 
-def drawn(storage: Storage, outputs: int, inputs: int, seed: int) -> torch.Tensor:
+def drawn(storage: Storage, outputs: int, inputs: int, seed: int) -> np.ndarray:
     """Whole numbers as a format has them, all of them likely."""
-    random, made = torch.Generator().manual_seed(seed), FORMATS[storage]
-    if made.levels:
-        return torch.tensor(made.levels)[torch.randint(0, 16, (outputs, inputs), generator=random)].to(torch.int8)
-    most = made.least + (1 << made.bits)
-    return torch.randint(made.least, most, (outputs, inputs), generator=random).to(torch.int8)
+    random, made = np.random.default_rng(seed), FORMATS[storage]
+    numbers = made.levels or range(made.least, made.least + (1 << made.bits))
+    return random.choice(np.array(numbers, np.int8), (outputs, inputs))
 
 
-def columns_of(parts: list[torch.Tensor], columns: int) -> torch.Tensor:
-    """What a panel has, [panels, inputs, 32], in PyTorch."""
+def columns_of(parts: list[np.ndarray], columns: int) -> np.ndarray:
+    """What a panel has, [panels, inputs, 32], in numpy."""
     if columns == 32:
-        parts = [torch.cat(parts)]
-    padded = [torch.cat([x, x.new_zeros(-len(x) % columns, x.shape[1])]) for x in parts]
-    return torch.cat([x.unflatten(0, (-1, columns)) for x in padded], 1).transpose(1, 2)
+        parts = [np.concatenate(parts)]
+    padded = [np.pad(x, ((0, -len(x) % columns), (0, 0))) for x in parts]
+    return np.concatenate([x.reshape(-1, columns, x.shape[1]) for x in padded], 1).swapaxes(1, 2)
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
@@ -55,33 +54,35 @@ def test_every_number_is_where_it_is_read(
     if storage >= Storage.BYTE:
         wide = [drawn(storage, outputs, inputs + apart, i) for i in range(count)]
     else:
-        random = torch.Generator().manual_seed(outputs)
-        numbers = [torch.randn(outputs, inputs + apart, generator=random) for _ in range(count)]
-        wide = [
-            (x * 2.0 ** torch.arange(-90, inputs + apart - 90)).to(FLOATS.get(storage, torch.bfloat16)) for x in numbers
-        ]
+        random = np.random.default_rng(outputs)
+        numbers = random.standard_normal((count, outputs, inputs + apart), np.float32)
+        with np.errstate(over="ignore"):
+            sizes = np.exp2(np.arange(-90, inputs + apart - 90), dtype=np.float32)
+            wide = [(x * sizes).astype(FLOATS.get(storage, BFLOAT16)) for x in numbers]
     parts = [x[:, apart:] for x in wide]
     with using(threads), pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "best_build", lambda: LIBRARIES[name])
-        stored = arranged(parts, columns, torch.empty, storage, FORMATS[storage].least)
-        plain = arranged(parts, columns, torch.empty)
+        stored = arranged(parts, columns, empty, storage, FORMATS[storage].least)
+        plain = arranged(parts, columns, empty)
     want = columns_of(parts, columns)
-    assert same_bits(plain, want.contiguous())
+    assert same_bits(plain, want)
     if storage in FLOATS:
         assert same_bits(stored, plain)
     elif storage is Storage.PAIR:
-        assert same_bits(unpack(storage, stored), bf16(want))
+        assert same_bits(unpack(storage, tensor(stored)), bf16(tensor(want)))
     else:
-        none = torch.tensor(FORMATS[storage].levels[:1] or [0], dtype=torch.int8)
-        there = columns_of([torch.ones_like(x) for x in parts], columns) != 0
-        assert torch.equal(unpack(storage, stored, FORMATS[storage].least), torch.where(there, want, none))
+        none = np.int8((FORMATS[storage].levels or [0])[0])
+        there = columns_of([np.ones_like(x) for x in parts], columns) != 0
+        found = unpack(storage, tensor(stored), FORMATS[storage].least)
+        assert same_bits(found, np.where(there, want, none))
 
 
 def test_scales_stand_in_panels_as_weights_do() -> None:
-    steps = torch.arange(40 * 2, dtype=torch.int8).view(40, 2)
-    units = torch.arange(40).half()[:, None]
+    steps = np.arange(40 * 2, dtype=np.int8).reshape(40, 2)
+    units = np.arange(40, dtype=np.float16)[:, None]
     few = Quantized(drawn(Storage.SIX, 40, 64, 1), Scales(steps=steps, units=units, storage=Storage.BYTE), Storage.SIX)
     found = panels([few, few]).scales
     assert found is not None
-    assert torch.equal(found.steps[1, :, 8:16], steps[:8].T)
-    assert torch.equal(found.units[2, 0], torch.nn.functional.pad(units[24:, 0], (0, 16)))
+    assert found.units is not None
+    assert same_bits(found.steps[1, :, 8:16], steps[:8].T)
+    assert same_bits(found.units[2, 0], np.pad(units[24:, 0], (0, 16)))

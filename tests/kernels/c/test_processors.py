@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -26,10 +27,12 @@ from detgen.kernels.c.quantizing import MADE, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.logprobs import Scores
+from detgen.machine import CPU
 from detgen.models.attaching import attach
 from detgen.models.bitsandbytes_weights import Quantizing
 from detgen.models.program_builder import ProgramBuilder
 from detgen.models.stored import held
+from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, torch_dtype
 from detgen.program.operands import Buffer, Into
 from detgen.program.program import Program
 from detgen.program.rows import Rows
@@ -53,6 +56,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: hf.GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_positions=256),
     "qwen2_moe": lambda: hf.Qwen2MoeConfig(**LLAMA, **EXPERTS, shared_expert_intermediate_size=40),
 }
+NONE = np.zeros((0, 4), np.int64)
 WINDOWS = [Window(0, 0, list(range(1, 71)), 3), Window(1, 3, [5], 1), Window(2, 0, [9, 8, 7, 6], 4)]
 
 
@@ -65,15 +69,15 @@ class Case:
         quant: how they are quantized: as `panels`' form, or as bitsandbytes does.
     """
 
-    def __init__(self, family: str, dtype: torch.dtype, quant: Form | QuantName) -> None:
+    def __init__(self, family: str, dtype: np.dtype[Any], quant: Form | QuantName) -> None:
         torch.manual_seed(3)
         model = hf.AutoModelForCausalLM.from_config(FAMILIES[family]()).eval()
         for parameter in model.parameters():
-            parameter.data = parameter.data.to(dtype)  # and not the frequencies
+            parameter.data = parameter.data.to(torch_dtype(dtype))  # and not the frequencies
         layout = attach(model, family)
         pages = BlockManager(8)
-        kept = torch.bfloat16 if quant == "pairs" else torch.float32
-        self.cache = KVCache(layout.cached, pages, kept, torch.device("cpu"))
+        kept = BFLOAT16 if quant == "pairs" else FLOAT32
+        self.cache = KVCache(layout.cached, pages, kept, CPU)
         if quant in ("none", "pairs", *MADE):
             form = cast("Form", quant)
             self.decoder = CDecoder(ProgramBuilder(model, self.cache, layout.traits, form))
@@ -89,17 +93,17 @@ class Case:
         """The windows."""
         return self.forward.pack(Windows.of(WINDOWS))
 
-    def run(self, *, scored: bool) -> list[torch.Tensor]:
+    def run(self, *, scored: bool) -> list[np.ndarray]:
         """Logits or their scores, keys and values of the windows."""
         for entries in self.kept:
-            entries.zero_()
+            entries.fill(0)
         results = self.decoder.run(self.packed, scored=scored)
-        return [*told(results), *(entries.clone() for entries in self.kept)]
+        return [*told(results), *(entries.copy() for entries in self.kept)]
 
 
-def told(results: torch.Tensor | Scores) -> list[torch.Tensor]:
-    """Results as tensors."""
-    return [results] if isinstance(results, torch.Tensor) else [torch.from_numpy(values) for values in results]
+def told(results: np.ndarray | Scores) -> list[np.ndarray]:
+    """Results as arrays."""
+    return [results] if isinstance(results, np.ndarray) else [*results]
 
 
 @pytest.fixture(scope="module", params=["", "+dotprod"])
@@ -111,13 +115,13 @@ def arm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 STORED = pytest.mark.parametrize(
     ("dtype", "quant"),
     [
-        *((torch.float32, "none"), (torch.bfloat16, "none"), (torch.float16, "none"), (torch.bfloat16, "pairs")),
+        *((FLOAT32, "none"), (BFLOAT16, "none"), (FLOAT16, "none"), (BFLOAT16, "pairs")),
         *(
-            (torch.float32, "q8"),
-            (torch.bfloat16, "q4"),
-            (torch.float32, "q4_k"),
-            (torch.float32, "nf4"),
-            (torch.float32, "int8"),
+            (FLOAT32, "q8"),
+            (BFLOAT16, "q4"),
+            (FLOAT32, "q4_k"),
+            (FLOAT32, "nf4"),
+            (FLOAT32, "int8"),
         ),
     ],
     ids=["float32", "bfloat16", "float16", "pairs", "q8", "q4", "q4_k", "nf4", "int8"],
@@ -127,7 +131,7 @@ STORED = pytest.mark.parametrize(
 @STORED
 @pytest.mark.parametrize("family", FAMILIES)
 def test_builds_agree(
-    monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch.dtype, quant: Form | QuantName
+    monkeypatch: pytest.MonkeyPatch, family: str, dtype: np.dtype[Any], quant: Form | QuantName
 ) -> None:
     found = []
     for name in BUILDS:
@@ -170,9 +174,9 @@ def test_avx_vnni_agrees(avx_vnni: Any, kind: InFewBits) -> None:
     program = Program(x)
     program.add(Linear(name="step", x=x, to=Into(to), weight=panels([in_few_bits(1, 40, 1280, *kind)])))
     for rows in (1, 2, 3, 7):
-        along = torch.arange(rows)
-        read, of_pass = numbers(2, rows, 1280), Rows(*[along] * 4, *[torch.zeros(0, 4).long()] * 2)
-        found, want = torch.zeros(rows, 40), torch.zeros(rows, 40)
+        along = np.arange(rows)
+        read, of_pass = numbers(2, rows, 1280), Rows(*[along] * 4, *[NONE] * 2)
+        found, want = np.zeros((2, rows, 40), np.float32)
         for library, results in ((avx_vnni, found), (best_build(), want)):
             Runner(library, program).run(of_pass, {x: read, to: results})
         assert same_bits(found, want)
@@ -192,15 +196,15 @@ def test_dotprod_is_for_processors_that_have_it(tmp_path: Path, processor: str, 
 @pytest.mark.arm
 @STORED
 @pytest.mark.parametrize("family", FAMILIES)
-def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, quant: Form | QuantName) -> None:
+def test_arm_agrees(arm: Arm, family: str, dtype: np.dtype[Any], quant: Form | QuantName) -> None:
     case = Case(family, dtype, quant)
     for scored in (False, True):
         want = case.run(scored=scored)
         for entries in case.kept:
-            entries.zero_()
+            entries.fill(0)
         packed = case.packed
         runner = case.decoder._runner(None, 128, scored)
-        out = torch.zeros(len(packed.wanted), runner.program.steps[-1].writes.width)
+        out = np.zeros((len(packed.wanted), runner.program.steps[-1].writes.width), np.float32)
         arm.run(runner, packed.rows, {runner.program.steps[-1].writes: out}, case.kept)
         for mine, theirs in zip([*told(Scores.of(out) if scored else out), *case.kept], want, strict=True):
             assert same_bits(mine, theirs)
@@ -210,10 +214,10 @@ def test_arm_agrees(arm: Arm, family: str, dtype: torch.dtype, quant: Form | Qua
 @pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
 def test_arm_agrees_on_weights_in_few_bits(arm: Arm, kind: InFewBits) -> None:
     x, to, rows = Buffer("x", 1280), Buffer("to", 40), 7
-    program, along = Program(x), torch.arange(rows)
+    program, along = Program(x), np.arange(rows)
     program.add(Linear(name="step", x=x, to=Into(to), weight=panels([in_few_bits(1, 40, 1280, *kind)])))
-    runner, found, want = Runner(best_build(), program), torch.zeros(rows, 40), torch.zeros(rows, 40)
-    read, of_pass = numbers(2, rows, 1280), Rows(*[along] * 4, *[torch.zeros(0, 4).long()] * 2)
+    runner, (found, want) = Runner(best_build(), program), np.zeros((2, rows, 40), np.float32)
+    read, of_pass = numbers(2, rows, 1280), Rows(*[along] * 4, *[NONE] * 2)
     arm.run(runner, of_pass, {x: read, to: found}, [])
     runner.run(of_pass, {x: read, to: want})
     assert same_bits(found, want)

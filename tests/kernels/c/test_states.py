@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.steps import numbers
@@ -16,6 +17,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.library import BUILDS, Runner, build
+from detgen.program.arrays import tensor
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import Activation, Buffer, Into
 from detgen.program.program import Program
@@ -28,7 +30,7 @@ KEYS, HEADS, SIZE, VALUES, TAPS, RING, LENGTH = 2, 4, 20, 70, 4, 12, 24
 WIDTH = 2 * KEYS * SIZE + HEADS * VALUES
 X, MIXED, TO = Buffer("x", WIDTH), Buffer("mixed", WIDTH), Buffer("to", HEADS * VALUES)
 DECAY, STRENGTH = Buffer("decay", HEADS), Buffer("strength", HEADS)
-WEIGHT, RATES, BIAS = numbers(1, TAPS, WIDTH) / 2, -numbers(2, HEADS).abs(), numbers(3, HEADS)
+WEIGHT, RATES, BIAS = numbers(1, TAPS, WIDTH) / 2, -np.abs(numbers(2, HEADS)), numbers(3, HEADS)
 SKIP, LIMITS = numbers(10, HEADS), (0.4, 1.3)  # of a state space, whose steps are between them
 GIVEN = {X: numbers(4, LENGTH, WIDTH), DECAY: numbers(5, LENGTH, HEADS), STRENGTH: numbers(6, LENGTH, HEADS)}
 
@@ -44,7 +46,7 @@ def _program(kind: Kind) -> Program:
     """
     made, keys = Program(X, DECAY, STRENGTH), KEYS * SIZE
     silu: dict[str, Any] = {"activation": Activation.SILU, "taps": TAPS, "ring": RING}
-    bias = None if kind is DeltaRule else WEIGHT[0].contiguous()
+    bias = None if kind is DeltaRule else WEIGHT[0]
     made.add(
         Convolve(name="convolved", x=X, to=MIXED, weight=WEIGHT, bias=bias, kept=numbers(7, 2, RING, WIDTH), **silu)
     )
@@ -59,42 +61,43 @@ def _program(kind: Kind) -> Program:
         made.add(StateSpace(name="spaced", qkv=MIXED, to=TO, skip=SKIP, **limits, **gates, **sizes, **kept))
         return made
     for at, scale in ((0, 1 / SIZE), (keys, SIZE**-0.5)):
-        shape: dict[str, Any] = {"at": at, "vectors": KEYS, "size": SIZE, "weight": torch.full((SIZE,), scale)}
+        shape: dict[str, Any] = {"at": at, "vectors": KEYS, "size": SIZE, "weight": np.full(SIZE, scale, np.float32)}
         made.add(Norm(name="normed", x=MIXED, to=Into(MIXED), epsilon=1e-6 / SIZE, centred=False, **shape))
     made.add(DeltaRule(name="ruled", qkv=MIXED, to=TO, strength=STRENGTH, **gates, **sizes, **kept))
     return made
 
 
-def _pass(run: Interpreter | Runner, given: dict[Buffer, torch.Tensor], spans: list[list[int]]) -> torch.Tensor:
+def _pass(run: Interpreter | Runner, given: dict[Buffer, np.ndarray], spans: list[list[int]]) -> np.ndarray:
     count = len(given[X])
-    along, out = torch.arange(count), torch.empty(count, TO.width)
-    none = torch.zeros(0, 4, dtype=torch.int64)
-    run.run(Rows(along, along, along, along[:0], none, none, torch.tensor(spans)), given | {TO: out})
+    along, out = np.arange(count), np.empty((count, TO.width), np.float32)
+    none = np.zeros((0, 4), np.int64)
+    run.run(Rows(along, along, along, along[:0], none, none, np.array(spans)), given | {TO: out})
     return out
 
 
-def _whole(run: Interpreter | Runner) -> torch.Tensor:
+def _whole(run: Interpreter | Runner) -> np.ndarray:
     return _pass(run, GIVEN, [[0, 0, 0, LENGTH, 0, LENGTH]])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_what_transformers_computes(kind: Kind) -> None:
     """Its own code in float64 is as far away as float32 is."""
-    x, decay, strength = (GIVEN[b].double() for b in (X, DECAY, STRENGTH))
-    bias = None if kind is DeltaRule else WEIGHT[0].double()
-    mixed = qwen.causal_conv1d_fn(x.t()[None], WEIGHT.t().double(), bias, activation="silu")[0].t()
+    x, decay, strength = (tensor(GIVEN[b]).double() for b in (X, DECAY, STRENGTH))
+    weight = tensor(WEIGHT).double()
+    bias = None if kind is DeltaRule else weight[0]
+    mixed = qwen.causal_conv1d_fn(x.t()[None], weight.t(), bias, activation="silu")[0].t()
     q, k, v = mixed.split([KEYS * SIZE, KEYS * SIZE, HEADS * VALUES], 1)
     q, k = (x.view(1, LENGTH, KEYS, SIZE) for x in (q, k))
-    v, found = v.view(1, LENGTH, HEADS, VALUES), _whole(Interpreter(_program(kind)))
+    v, found = v.view(1, LENGTH, HEADS, VALUES), tensor(_whole(Interpreter(_program(kind))))
+    rates, skip, bias = (tensor(x).double() for x in (RATES, SKIP, BIAS))
     if kind is DeltaRule:
         want, _ = qwen.torch_recurrent_gated_delta_rule(
             *(q, k, v),
-            g=(RATES.double() * torch.nn.functional.softplus(decay + BIAS.double()))[None],
+            g=(rates * torch.nn.functional.softplus(decay + bias))[None],
             beta=strength.sigmoid()[None],
             use_qk_l2norm_in_kernel=True,
         )
     else:
-        rates, skip, bias = (x.double() for x in (RATES, SKIP, BIAS))
         how: dict[str, Any] = {"D": skip, "dt_bias": bias, "dt_softplus": True, "dt_limit": LIMITS}
         want = mamba2.mamba2_chunk_scan(v, decay[None], rates, k, q, 5, **how)
     want = want.reshape(LENGTH, -1).float()
@@ -128,12 +131,12 @@ def test_rows_have_the_same_bits_in_any_passes(
 
 
 def _results(
-    run: Interpreter | Runner, rounds: list[tuple[int, int, int, int, int]], want: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    run: Interpreter | Runner, rounds: list[tuple[int, int, int, int, int]], want: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for base, start, right, wrong, certain in rounds:
         other, count = 2, right + wrong
         given = {
-            b: torch.cat(
+            b: np.concatenate(
                 [numbers(start + 30, other, b.width), x[start : start + right], numbers(start + 60, wrong, b.width)]
             )
             for b, x in GIVEN.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from helpers.examples import examples
 from helpers.steps import CASES, Case, differences, numbers, odd_groups, odd_pairs, scored
 from helpers.threads import using
@@ -18,6 +17,7 @@ from detgen.kernels.c.quantizing import MADE, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.kernels.logprobs import Scores
 from detgen.program import steps
+from detgen.program.arrays import BFLOAT16, FLOAT32
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import PAGE, SCORED, Buffer, Cache, Into, Step
 from detgen.program.program import Program
@@ -25,6 +25,7 @@ from detgen.program.rows import Rows
 from detgen.program.steps import STEPS
 
 LIBRARIES = {name: library for name in BUILDS if (library := build(name)) is not None}
+NONE = np.zeros((0, 4), np.int64)
 
 
 @pytest.mark.parametrize("kind", STEPS, ids=lambda kind: kind.__name__)
@@ -49,7 +50,7 @@ def test_groups_that_do_not_become_whole_numbers(form: Form) -> None:
     """Groups of hardly any magnitude count as zeros; a number that is not finite makes its row NaN; ties go to even."""
     case = odd_groups(form)
     wanted = case.after(Interpreter(case.program).run)
-    assert wanted["to[34]"].isnan().all(1).tolist() == [False] * 4 + [True] * 2 + [False] * 2
+    assert np.isnan(wanted["to[34]"]).all(1).tolist() == [False] * 4 + [True] * 2 + [False] * 2
     assert not wanted["to[34]"][2].any()
     for name, library in LIBRARIES.items():
         assert not differences(case.after(Runner(library, case.program).run), wanted), name
@@ -59,14 +60,14 @@ def test_groups_that_do_not_become_whole_numbers(form: Form) -> None:
 def test_tables_in_few_bits(kind: InFewBits) -> None:
     """Entries are the numbers that the weights stand for, of more than a section, whether inputs are rounded or not."""
     made = in_few_bits(1, 40, 1280, *kind)
-    to, ids, along = Buffer("to", 1280), torch.tensor([39, 0, 31, 32, 7, -1]), torch.arange(6)
+    to, ids, along = Buffer("to", 1280), np.array([39, 0, 31, 32, 7, -1]), np.arange(6)
     program = Program()
     program.add(steps.EmbedColumn(name="tokens", weight=panels([made]), to=Into(to)))
-    rows = Rows(ids, along, along, along, *[torch.zeros(0, 4).long()] * 2)
-    want = torch.cat([made.weight()[ids[:5]], torch.zeros(1, 1280)])
+    rows = Rows(ids, along, along, along, *[NONE] * 2)
+    want = np.concatenate([made.weight()[ids[:5]], np.zeros((1, 1280), np.float32)])
     for name, library in LIBRARIES.items():
         for exact in (False, True):
-            Runner(library, program).run(rows, {to: (found := torch.ones(6, 1280))}, exact=exact)
+            Runner(library, program).run(rows, {to: (found := np.ones((6, 1280), np.float32))}, exact=exact)
             assert same_bits(found, want), name
 
 
@@ -78,28 +79,28 @@ def test_weights_in_few_bits(kind: InFewBits) -> None:
     program = Program(x)
     program.add(steps.Linear(name="step", x=x, to=Into(to), weight=panels([made])))
     for rows in (1, 2, 6, 7, 97):
-        along, read = torch.arange(rows), numbers(2, rows, 1280)
-        case = Case(program, {x: read, to: torch.zeros(rows, 40)}, Rows(*[along] * 4, *[torch.zeros(0, 4).long()] * 2))
+        along, read = np.arange(rows), numbers(2, rows, 1280)
+        case = Case(program, {x: read, to: np.zeros((rows, 40), np.float32)}, Rows(*[along] * 4, *[NONE] * 2))
         wanted = case.after(Interpreter(program).run)
         for name, library in LIBRARIES.items():
             assert not differences(case.after(Runner(library, program).run), wanted), (name, rows)
-    weight = made.weight().double().t()
-    errors = wanted["to[40]"] - read.double() @ weight
-    assert errors.norm() < 0.02 * (read.double().norm() * weight.norm() / 1280**0.5)
+    weight, norm = made.weight().astype(float).T, np.linalg.norm
+    errors = wanted["to[40]"] - read.astype(float) @ weight
+    assert norm(errors) < 0.02 * (norm(read.astype(float)) * norm(weight) / 1280**0.5)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in IN_FEW_BITS if kind[0].whole], ids=str)
 def test_the_largest_sums(kind: InFewBits) -> None:
     """Sums of products in 16 bits hold what all of the largest weights and inputs give, of whatever signs."""
     made = in_few_bits(1, 40, 1280, *kind)
-    extremes = torch.tensor([made.whole.max(), made.whole.min()]).to(torch.int8)
-    along = torch.arange(1280)
-    whole = extremes[torch.stack([(output >> along % 4) % 2 for output in range(40)])]
-    read = torch.stack([1.0 - 2 * ((row >> along % 4) % 2) for row in range(16)])
-    x, to, rows = Buffer("x", 1280), Buffer("to", 40), torch.arange(16)
+    extremes = np.array([made.whole.max(), made.whole.min()])
+    along = np.arange(1280)
+    whole = extremes[np.stack([(output >> along % 4) % 2 for output in range(40)])]
+    read = np.stack([1 - 2 * ((row >> along % 4) % 2) for row in range(16)]).astype(np.float32)
+    x, to, rows = Buffer("x", 1280), Buffer("to", 40), np.arange(16)
     program = Program(x)
     program.add(steps.Linear(name="step", x=x, to=Into(to), weight=panels([made._replace(whole=whole)])))
-    case = Case(program, {x: read, to: torch.zeros(16, 40)}, Rows(*[rows] * 4, *[torch.zeros(0, 4).long()] * 2))
+    case = Case(program, {x: read, to: np.zeros((16, 40), np.float32)}, Rows(*[rows] * 4, *[NONE] * 2))
     wanted = case.after(Interpreter(program).run)
     for name, library in LIBRARIES.items():
         assert not differences(case.after(Runner(library, program).run), wanted), name
@@ -112,13 +113,13 @@ def test_pairs_that_do_not_just_become_bf16() -> None:
     """
     case = odd_pairs()
     wanted = case.after(Interpreter(case.program).run)
-    assert wanted["to[34]"].isfinite().sum(1).tolist() == [34] * 4 + [33, 7, 8, 33, 0, 0, 0, 33]
+    assert np.isfinite(wanted["to[34]"]).sum(1).tolist() == [34] * 4 + [33, 7, 8, 33, 0, 0, 0, 33]
     x, to = case.program.buffers
     for rows, threads in ((1, 1), (2, 2), (4, 3), (5, 1), (7, 2), (12, 3), (13, 1), (97, 2), (512, 4)):
-        along = torch.arange(rows)
+        along = np.arange(rows)
         again = Case(
             case.program,
-            {x: case.given[x][along % 12], to: torch.zeros(rows, 34)},
+            {x: case.given[x][along % 12], to: np.zeros((rows, 34), np.float32)},
             Rows(*[along] * 4, *case.rows[4:]),
         )
         want = {"to[34]": wanted["to[34]"][along % 12]}
@@ -128,7 +129,7 @@ def test_pairs_that_do_not_just_become_bf16() -> None:
 
 
 @examples(20)
-@given(case=st.sampled_from([torch.nan, torch.inf]).flatmap(scored))
+@given(case=st.sampled_from([np.nan, np.inf]).flatmap(scored))
 def test_scores_say_what_is_not_finite(case: Case) -> None:
     """Rows with such logits are told from the others, which have their scores."""
     to = f"to[{SCORED}]"
@@ -150,13 +151,13 @@ def test_linear_of_any_rows(name: str, form: Form) -> None:
     """Every row count gives a row the same bits."""
     x, to = Buffer("x", 40), Buffer("to", 64)
     program = Program(x)
-    weight = panels([numbers(2, 64, 40).to(torch.bfloat16 if form == "pairs" else torch.float32)], form=form)
+    weight = panels([numbers(2, 64, 40).astype(BFLOAT16 if form == "pairs" else FLOAT32)], form=form)
     program.add(steps.Linear(name="step", x=x, to=Into(to), weight=weight))
     runner, read = Runner(LIBRARIES[name], program), numbers(1, 512, 40)
 
-    def results(rows: int) -> torch.Tensor:
-        out, along = torch.empty(rows, 64), torch.arange(rows)
-        runner.run(Rows(*[along] * 4, *[torch.zeros(0, 4, dtype=torch.int64)] * 2), {x: read[512 - rows :], to: out})
+    def results(rows: int) -> np.ndarray:
+        out, along = np.empty((rows, 64), np.float32), np.arange(rows)
+        runner.run(Rows(*[along] * 4, *[NONE] * 2), {x: read[512 - rows :], to: out})
         return out
 
     with using(2):
@@ -168,22 +169,22 @@ def test_linear_of_any_rows(name: str, form: Form) -> None:
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_what_is_not_finite_stays_in_its_row(name: str) -> None:
     """Keys and values are stored bounded, and a row whose keys are broken is named."""
-    keys, kept = torch.zeros(1, 1, 16, PAGE), torch.zeros(1, 1, PAGE, 16)
+    keys, kept = np.zeros((1, 1, 16, PAGE), np.float32), np.zeros((1, 1, PAGE, 16), np.float32)
     qkv, to = Buffer("qkv", 48), Buffer("to", 16)
     cache = Cache(heads=1, kv_heads=1, size=16, values=16, keys=keys, kept=kept)
     made = Program(qkv)
     made.add(steps.Rotate(name="rotated", qkv=qkv, cache=cache, last=True))
     made.add(steps.Attend(name="attended", qkv=qkv, cache=cache, to=to, scale=0.25))
     x = numbers(1, 5, 48)
-    sound = x.clone()
-    x[2, 17], x[2, 18], x[2, 40], x[4, 47] = torch.nan, torch.inf, -torch.inf, torch.nan
-    out, want = torch.empty(5, 16), torch.empty(5, 16)
-    along, table = torch.arange(5), torch.zeros(1, 1, dtype=torch.int64)
-    pieces = torch.tensor([[0, 0, 5, 0]])
+    sound = x.copy()
+    x[2, 17], x[2, 18], x[2, 40], x[4, 47] = np.nan, np.inf, -np.inf, np.nan
+    out, want = np.empty((2, 5, 16), np.float32)
+    along, table = np.arange(5), np.zeros((1, 1), np.int64)
+    pieces = np.array([[0, 0, 5, 0]])
     broken = Runner(LIBRARIES[name], made).run(Rows(along, along, along, along, table, pieces), {qkv: x, to: out})
     assert broken.tolist() == [False, False, True, False, False]
-    assert keys.isfinite().all()
-    assert kept.isfinite().all()
+    assert np.isfinite(keys).all()
+    assert np.isfinite(kept).all()
     Runner(LIBRARIES[name], made).run(Rows(along, along, along, along, table, pieces), {qkv: sound, to: want})
     assert same_bits(out[:2], want[:2])
-    assert out[:2].isfinite().all()
+    assert np.isfinite(out[:2]).all()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.kernels.triton import attend, linear, state_kernels, whole_linear
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import arithmetic, interpreter, steps
+from detgen.program.arrays import Array, array, each, tensor
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import (
@@ -46,6 +47,7 @@ from detgen.program.operands import (
     Scoring,
     Step,
     Weight,
+    name_of,
 )
 from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows
@@ -63,14 +65,9 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=g) * torch.exp(torch.randn(*shape, generator=g))
 
 
-def on(device: str, value: object) -> object:
-    """A step, or what it has, with its tensors on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if not is_dataclass(value) or isinstance(value, type):
-        return value
-    changed = {f.name: on(device, getattr(value, f.name)) for f in fields(value) if f.init}
-    return replace(value, **changed)
+def on(device: str, step: Step) -> Any:
+    """A step with its numbers in tensors on a device."""
+    return each(step, lambda x: tensor(x).to(device))
 
 
 def rows_of(count: int, wanted: torch.Tensor | None = None) -> Rows:
@@ -79,23 +76,21 @@ def rows_of(count: int, wanted: torch.Tensor | None = None) -> Rows:
 
 
 def both(
-    device: str, rows: Rows, buffers: dict[Buffer, torch.Tensor], *made: Step
+    device: str, rows: Rows, buffers: Mapping[Buffer, Array], *made: Step
 ) -> dict[Buffer, tuple[torch.Tensor, torch.Tensor]]:
     """What both leave in the buffers that are given: Triton, and the interpreter."""
     program, other = Program(*buffers), Program(*buffers)
     for step in made:
         program.add(step)
-        moved = on(device, step)
-        assert isinstance(moved, Step)
-        other.add(moved)
-    theirs = {b: x.clone().to(device) for b, x in buffers.items()}
+        other.add(on(device, step))
+    theirs = {b: tensor(x).clone().to(device) for b, x in buffers.items()}
     broken = Interpreter(program).run(rows, buffers)
     found = TritonRunner(other).run(rows.to(device), theirs)
     assert found.bool().cpu().equal(broken)
-    return {buffer: (theirs[buffer].cpu(), x) for buffer, x in buffers.items()}
+    return {buffer: (theirs[buffer].cpu(), tensor(x)) for buffer, x in buffers.items()}
 
 
-def alike(device: str, rows: Rows, buffers: dict[Buffer, torch.Tensor], *made: Step) -> dict[Buffer, torch.Tensor]:
+def alike(device: str, rows: Rows, buffers: Mapping[Buffer, Array], *made: Step) -> dict[Buffer, torch.Tensor]:
     """The same, which have the same bits; whichever NaN is as good as another."""
     found = both(device, rows, buffers, *made)
     for buffer, (one, other) in found.items():
@@ -207,7 +202,7 @@ def test_tables_in_few_bits(device: str, kind: InFewBits) -> None:
     step = steps.EmbedColumn(name="tokens", weight=joined([made], []), to=Into(to, add=add, factor=0.3))
     found = alike(device, rows_of(7)._replace(ids=ids), {to: numbers(1, 7, 512)}, step)
     if not add:
-        assert same_bits(found[to][:5], made.weight()[ids[:5]] * torch.tensor(0.3))
+        assert same_bits(found[to][:5], made.weight()[ids[:5]] * np.float32(0.3))
 
 
 @pytest.mark.parametrize(
@@ -363,8 +358,8 @@ def test_rows_of_tables(device: str, width: int, storage: torch.dtype, add: bool
     ids = torch.tensor([3, 0, -1, NOT_A_NUMBER, 29])
     positions = torch.tensor([4, 1, 0, 27, 2])
     rows = Rows(ids, positions, ids, ids, NONE, NONE)
-    first = steps.Embed(name="tokens", table=table, storage=STORAGE[storage], to=into)
-    second = steps.EmbedPositions(name="positions", table=table, storage=STORAGE[storage], offset=2, to=into)
+    first = steps.Embed(name="tokens", table=table, storage=STORAGE[name_of(storage)], to=into)
+    second = steps.EmbedPositions(name="positions", table=table, storage=STORAGE[name_of(storage)], offset=2, to=into)
     third = replace(first, to=Into(to, add=True), known=2)
     alike(device, rows, {to: numbers(2, 5, width)}, first, second, third)
 
@@ -481,14 +476,13 @@ def test_rotation(
     for where in ("cpu", device):
         keys, values = (torch.zeros(3, kv_heads, *of, dtype=dtype) for of in ((size, PAGE), (PAGE, size)))
         sizes = {"heads": count, "kv_heads": kv_heads, "size": size, "values": size}
-        cache = Cache(**sizes, keys=keys, kept=values, storage=STORAGE[dtype])
+        cache = Cache(**sizes, keys=keys, kept=values, storage=STORAGE[name_of(dtype)])
         step = steps.Rotate(
             name="rotated", qkv=qkv, cache=cache, turned=turned, interleaved=interleaved, cosines=cosines, sines=sines,
             factors=numbers(3, 40) if last else None, last=last,
         )  # fmt: skip
         program, given = Program(qkv), {qkv: x.clone().to(where if kept else "cpu")}
         moved = on(device, step) if kept else step
-        assert isinstance(moved, steps.Rotate)
         program.add(moved)
         if kept:
             broken = TritonRunner(program).run(rows.to(device), given).bool().cpu()
@@ -520,7 +514,7 @@ class Windows(NamedTuple):
         keys = numbers(2, slots * blocks, kv_heads, size, PAGE).to(dtype)
         values = numbers(3, slots * blocks, kv_heads, PAGE, 6).to(dtype)
         sizes = {"heads": count, "kv_heads": kv_heads, "size": size, "values": 6}
-        cache = Cache(**sizes, keys=keys, kept=values, storage=STORAGE[dtype])
+        cache = Cache(**sizes, keys=keys, kept=values, storage=STORAGE[name_of(dtype)])
         qkv, to = Buffer("qkv", (count + kv_heads) * size + kv_heads * 6), Buffer("to", count * 6)
         step = steps.Attend(name="attention", qkv=qkv, cache=cache, to=to, **{"scale": 0.2} | how)
         rows = Rows(positions, positions, positions, positions, tables, pieces)
@@ -782,19 +776,17 @@ def test_states(device: str, kind: type[Step], small: bool, monkeypatch: pytest.
             step = DeltaRule(name="step", strength=strength, **how)
         else:
             step = StateSpace(name="step", skip=numbers(9, 4), **how, **({} if small else {"least": 0.5, "most": 1.5}))
-    program, there = Program(*given), on(device, step)
-    assert isinstance(there, Step)
-    program.add(there)
-    case = Case_(Program(*given), given, rows)
-    case.program.add(step)
+    program, case = Program(*given), Case_(Program(*given), {b: array(x) for b, x in given.items()}, rows)
+    program.add(on(device, step))
+    case.program.add(each(step, array))
 
-    def run(_: Rows, given: dict[Buffer, torch.Tensor]) -> torch.Tensor:
-        theirs = {b: x.to(device) for b, x in given.items()}
+    def run(_: Rows, given: dict[Buffer, np.ndarray]) -> torch.Tensor:
+        theirs = {b: tensor(x).to(device) for b, x in given.items()}
         broken = TritonRunner(program).run(padded.to(device), theirs).bool().cpu()
         for mine, other in zip(caches_of(case.program), caches_of(program), strict=True):
-            mine.copy_(other)
+            np.copyto(mine, array(other))
         for buffer, x in given.items():
-            x.copy_(theirs[buffer])
+            np.copyto(x, array(theirs[buffer]))
         return broken
 
     assert differences(case.after(run), case.after(Interpreter(case.program).run)) == []

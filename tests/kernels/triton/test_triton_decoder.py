@@ -33,15 +33,17 @@ from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton.replaying import replaying
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
 from detgen.kernels.triton.triton_decoder import TritonDecoder
+from detgen.machine import CPU, Device
 from detgen.models.attaching import attach
 from detgen.models.program_builder import ProgramBuilder
+from detgen.program.arrays import BFLOAT16, FLOAT32, array, tensor
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.preparing import _on_cuda
 from detgen.runner.state_cache import StateCache
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = Device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = small_models.SIZES | {
     "vocab_size": 140, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1,
 }  # fmt: skip
@@ -81,22 +83,23 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 def both(config: Any, form: Form = "none", dtype: torch.dtype = torch.float32) -> list[ModelRunner]:
     """Passes of a random model by kernels in Triton, and by the compiled library."""
-    found = []
-    for device in (DEVICE, torch.device("cpu")):
+    found: list[ModelRunner] = []
+    there = torch.device(str(DEVICE))
+    for device in (DEVICE, CPU):
         model = made(config, dtype)
         layout = attach(model, "model")
         states = StateCache(layout.states, 2, device) if layout.states else None
-        kind = torch.bfloat16 if form == "pairs" else torch.float32
+        kind = BFLOAT16 if form == "pairs" else FLOAT32
         cache = KVCache(layout.cached, BlockManager(20), kind, device, states)
         cache.pages.lay_out(5, 128)
         decoder: Any = (
             CDecoder(ProgramBuilder(model, cache, layout.traits, form))
             if found
             else TritonDecoder(
-                ProgramBuilder(model, cache, layout.traits, form, keep=lambda x: x.to(DEVICE)),
+                ProgramBuilder(model, cache, layout.traits, form, keep=lambda x: tensor(x).to(there)),
                 cache.scratch,
-                DEVICE,
-                replaying(DEVICE),
+                there,
+                replaying(there),
             )
         )
         found.append(ModelRunner(decoder, cache, layout.group))
@@ -116,12 +119,12 @@ def read_by_both(config: Any, form: Form = "none", dtype: torch.dtype = torch.fl
     )
     forwards = both(config, form, dtype)
     for windows in passes:
-        found, wanted = (forward.run(windows).cpu() for forward in forwards)
-        assert wanted.isfinite().all()
+        found, wanted = (array(forward.run(windows)) for forward in forwards)
+        assert np.isfinite(wanted).all()
         assert same_bits(found, wanted)
     for slot, count in ((0, 7), (1, 5), (2, 1)):
         mine, theirs = (forward.cache.entries(slot, 0, count) for forward in forwards)
-        assert all(same_bits(one.cpu(), other) for one, other in zip(mine, theirs, strict=True))
+        assert all(same_bits(one, other) for one, other in zip(mine, theirs, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -155,8 +158,8 @@ def test_states_move_on_once() -> None:
         [Window(0, 12, [3], 1), Window(3, 40, [1], 1), Window(1, 9, [6], 1)],
     ]
     for windows in passes:
-        found, wanted = (forward.run(windows).cpu() for forward in forwards)
-        assert wanted.isfinite().all()
+        found, wanted = (array(forward.run(windows)) for forward in forwards)
+        assert np.isfinite(wanted).all()
         assert same_bits(found, wanted)
 
 
@@ -165,7 +168,7 @@ def test_far_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("detgen.models.step_parts._POSITIONS", 64)
     forwards = both(hf.LlamaConfig(**TINY))
     for at in (0, 1, 2, 70, 3):
-        found, wanted = (forward.run([Window(0, at, [at], 1)]).cpu() for forward in forwards)
+        found, wanted = (array(forward.run([Window(0, at, [at], 1)])) for forward in forwards)
         assert same_bits(found, wanted)
 
 
@@ -246,7 +249,7 @@ def test_a_shape_that_was_forgotten_is_recorded_anew(monkeypatch: pytest.MonkeyP
     forward, other = both(hf.LlamaConfig(**TINY))
     small, middle, large = ([Window(0, 0, drawn(n, n), n)] for n in (1, 2, 5))
     for windows in (small, small, small, large, small, small, small, middle, middle, middle, small, large):
-        assert same_bits(forward.run(windows).cpu(), other.run(windows))
+        assert same_bits(forward.run(windows), other.run(windows))
 
 
 @examples(4)
@@ -336,7 +339,7 @@ def test_steps_are_seen() -> None:
     seen: list[dict[str, Any]] = []
     for forward in both(hf.LlamaConfig(**TINY)):
         steps: dict[str, Any] = {}
-        with forward.decoder.telling(lambda name, output, steps=steps: steps.update({name: output.clone().cpu()})):
+        with forward.decoder.telling(lambda name, output, steps=steps: steps.update({name: array(output).copy()})):
             forward.run([Window(0, 0, [1, 2], 1)])
         seen.append(steps)
     assert seen[0].keys() == seen[1].keys()
@@ -349,10 +352,10 @@ def test_states_are_added_and_taken() -> None:
     given = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     results = []
     for forward in both(hf.LlamaConfig(**SIZES)):
-        exchange = Exchange(1, 0, given.to(forward.device))
+        exchange = Exchange(1, 0, given.to(str(forward.device)))
         logits = forward.run(windows, exchange=exchange)
         assert exchange.hidden is not None
-        results.append((logits.cpu(), exchange.hidden.cpu(), forward.run(windows).cpu()))
+        results.append((logits, exchange.hidden, forward.run(windows)))
     assert all(same_bits(one, other) for one, other in zip(*results, strict=True))
     assert not same_bits(results[0][0], results[0][2])
 
@@ -361,4 +364,4 @@ def test_a_model_without_a_description_is_refused() -> None:
     model = made(hf.OlmoConfig(**TINY, clip_qkv=1.0))
     loaded: Any = SimpleNamespace(name="the model")
     with pytest.raises(EngineError, match=r"the model \(OlmoForCausalLM\) has no description yet, so CUDA .* --device"):
-        _on_cuda(loaded, model, attach(model, "model"), BlockManager(1), torch.device("cuda"), torch.float32)
+        _on_cuda(loaded, model, attach(model, "model"), BlockManager(1), Device("cuda"), FLOAT32)

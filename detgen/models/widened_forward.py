@@ -1,0 +1,146 @@
+"""Forwards of models whose weights are not there yet, or stored in fewer bits: each module's are widened in turn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from detgen.errors import EngineError
+from detgen.kernels.c.quantizing import MADE, Form, narrowed
+from detgen.models.stored import Read, taken, turned, whole
+from detgen.program.arrays import array, floats, tensor
+
+_AT_A_TIME = 1 << 22  # entries of a linear layer that are widened at a time
+# Modules that round what a module in them reads to the number format of its weights, and that one's name.
+_ROUNDING = {"NemotronHBlock": "norm", "Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head"}
+# Ends of names of linear layers that are never in few bits.
+_LIKE_ROUTERS = (
+    *("shared_expert_gate", "gate.wg", "router.proj"),
+    *("modality_router", "prediction_coefs", "correction_coefs"),  # Gemma 3n's
+)
+
+
+@contextmanager
+def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]:
+    """Inside the block, modules compute with their own parameters in float32, one module's at a time or less.
+
+    Of embeddings of tokens only the rows that are asked for are read, and of a linear layer some rows at a time.
+
+    Args:
+        model: a decoder, or a part of one.
+        read: gives the weight of a parameter.
+        form: in which linear layers and experts will be; what is quantized counts as it stands then.
+    """
+    embeddings: Any = getattr(model, "get_input_embeddings", lambda: None)  # a part need not have any
+    embedding = embeddings()
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            own = _own(module)
+            if not any(p.dtype.itemsize == 2 or p.device.type == "meta" or form in MADE for p in own.values()):
+                continue
+            if type(module) is nn.Conv1d:
+                continue
+            if type(module) is nn.Linear:
+                few: Form = "none" if name.endswith(_LIKE_ROUTERS) else form
+                module.__dict__["forward"] = partial(_product, module, own, name, read, few)
+                hooks.callback(delattr, module, "forward")
+                if name == _ROUNDING.get(type(model).__name__):
+                    module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+                    hooks.callback(_restore, own, module, None, None)
+                continue
+            if hasattr(module, "mup_vector"):  # Falcon H1's factors, in the number format of the model
+                hooks.callback(setattr, module, "mup_vector", module.mup_vector)
+                module.mup_vector = sys.modules[type(module).__module__].compute_mup_vector(model.config)
+            if hasattr(module, "correct_output_scale"):  # Gemma 3n's, which another method than a call reads
+                _widen(own, name, read, "none", module, None)
+                hooks.callback(_restore, own, module, None, None)
+                continue
+            widen: Callable[..., Any] = partial(_widen, own, name, read, form if _has_products(module) else "none")
+            if module is embedding or (type(module) is type(embedding) and type(module) is not nn.Embedding):
+                widen = partial(_look_up, own["weight"], read)
+                if own["weight"].device.type == "meta":  # where a model may look for the place of its ids
+                    module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+                    hooks.callback(_restore, own, module, None, None)
+                if isinstance(module, nn.Embedding):  # whose place in the table means something for gradients only
+                    hooks.callback(setattr, module, "padding_idx", module.padding_idx)
+                    module.padding_idx = None
+            hooks.callback(module.register_forward_pre_hook(widen).remove)
+            hooks.callback(module.register_forward_hook(partial(_restore, own), always_call=True).remove)
+        yield
+
+
+def _has_products(module: nn.Module) -> bool:
+    """Whether its weights are quantized: linear layers and experts, but not routers."""
+    name = type(module).__name__
+    return name in ("Conv1D", "FalconLinear") or name.endswith("Experts")
+
+
+def _product(
+    linear: nn.Linear, own: dict[str, nn.Parameter], name: str, read: Read, form: Form, x: torch.Tensor
+) -> torch.Tensor:
+    """What a linear layer gives."""
+    step = max(_AT_A_TIME // linear.in_features, 1)
+    weight, given = own["weight"], own.get("bias")
+    # Made first: small results between large weights that are freed would leave holes in the memory.
+    made = x.new_empty(*x.shape[:-1], linear.out_features)
+    for first in range(0, linear.out_features, step):
+        rows = slice(first, first + step)
+        bias = None if given is None else tensor(floats(whole(read(given, rows))))
+        made[..., rows] = F.linear(x, tensor(_narrowed(whole(read(weight, rows)), f"{name}.weight", form)), bias)
+    return made
+
+
+def _look_up(table: nn.Parameter, read: Read, module: nn.Module, args: Any) -> tuple[torch.Tensor]:
+    """Give an embedding the rows that it is asked for; where they are in its table then."""
+    ids, places = args[0].unique(return_inverse=True)
+    rows = [whole(read(table, slice(i, i + 1))) for i in ids.tolist()]
+    module.weight = nn.Parameter(tensor(floats(np.concatenate(rows))), requires_grad=False)
+    return (places,)
+
+
+def _widen(own: dict[str, nn.Parameter], of: str, read: Read, form: Form, module: nn.Module, args: Any) -> None:
+    for name, parameter in own.items():
+        data = taken(module, read(parameter))
+        if data.ndim > 1 and not name.endswith("bias"):
+            other = turned(module)
+            made = tensor(_narrowed(array(data.transpose(-1, -2) if other else data), f"{of}.{name}", form))
+            data = made.transpose(-1, -2) if other else made
+        _set(module, name, nn.Parameter(data.float(), requires_grad=False))
+
+
+def _own(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a module computes with, by name: its own, and some of modules in it.
+
+    Those of convolutions, which it never calls, and of a norm to whose number format it rounds what that reads.
+    """
+    found = dict(module.named_parameters(recurse=False))
+    for inner, one in module.named_children():
+        if type(one) is nn.Conv1d or (inner == _ROUNDING.get(type(module).__name__) and type(one) is not nn.Linear):
+            found |= {f"{inner}.{name}": parameter for name, parameter in one.named_parameters()}
+    return found
+
+
+def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, name = name.rpartition(".")
+    setattr(module.get_submodule(owner), name, parameter)
+
+
+def _narrowed(weight: np.ndarray, name: str, form: Form) -> np.ndarray:
+    """As `narrowed`, with the weight's name in what is raised."""
+    try:
+        return narrowed(weight, form)
+    except EngineError as error:
+        raise EngineError(f"{name}: {error}") from None
+
+
+def _restore(own: dict[str, nn.Parameter], module: nn.Module, args: Any, output: Any) -> None:
+    for name, parameter in own.items():
+        _set(module, name, parameter)

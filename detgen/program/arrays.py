@@ -1,0 +1,97 @@
+"""Numbers in memory: numpy's arrays, which the compiled library reads, and torch's tensors of the same memory.
+
+What runs on a processor is made of arrays, so that it needs no torch, whose import takes longer than all else that a
+run begins with. Kernels in Triton, transformers' own forwards and the interpreter compute with tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from detgen.program.operands import is_array, name_of
+
+if TYPE_CHECKING:
+    import torch
+
+Array: TypeAlias = Any  # one of numpy, or a tensor
+
+FLOAT32, FLOAT16 = np.dtype(np.float32), np.dtype(np.float16)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def array(x: Any) -> np.ndarray:
+    """The numbers of a tensor as an array, of the same memory if it is the processor's; an array itself.
+
+    Of a tensor on torch's `meta` device, which has no numbers, there is a `placeholder`.
+    """
+    if isinstance(x, np.ndarray):
+        return x
+    if x.device.type == "meta":
+        return placeholder(tuple(x.shape), np.dtype(name_of(x.dtype)))
+    import torch
+
+    x = x.detach().cpu()
+    found: np.ndarray = x.view(torch.uint16).numpy().view(BFLOAT16) if x.dtype == torch.bfloat16 else x.numpy()
+    return found
+
+
+def tensor(x: Any) -> torch.Tensor:
+    """An array as a tensor of the same memory; a tensor itself."""
+    import torch
+
+    if isinstance(x, torch.Tensor):
+        return x
+    return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_numpy(x)
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """Torch's name for a number format."""
+    import torch
+
+    found: torch.dtype = getattr(torch, dtype.name)
+    return found
+
+
+def floats(x: np.ndarray) -> np.ndarray:
+    """The numbers in float32."""
+    return x.astype(np.float32, copy=False)
+
+
+def placeholder(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An array that takes no memory, for what only has a shape and a number format."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def taken(x: np.ndarray, order: np.ndarray | slice) -> np.ndarray:
+    """Rows of an array in an order; of a placeholder, another one."""
+    if isinstance(order, np.ndarray) and x.size and not any(x.strides):
+        return placeholder((len(order), *x.shape[1:]), x.dtype)
+    return x[order]
+
+
+def each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A step, or what it has, with other arrays: what is made of each of them."""
+    if is_array(value):
+        return change(value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{f.name: each(getattr(value, f.name), change) for f in fields(value) if f.init})
+
+
+def beside(x: np.ndarray, other: Array) -> Array:
+    """An array where another one is: itself, or a tensor on the other's device."""
+    return x if isinstance(other, np.ndarray) else tensor(x).to(other.device)
+
+
+def stacked(rows: Sequence[Array]) -> Array:
+    """Rows that are all on one device, one below the other."""
+    if all(isinstance(row, np.ndarray) for row in rows):
+        return np.stack([array(row) for row in rows])
+    import torch
+
+    return torch.stack([tensor(row) for row in rows])
