@@ -130,7 +130,7 @@ class EngineConfig:
         target_quant: quantization of the target's linear layers: q8, q4 or q4_k by detgen, nf4 or int8 by bitsandbytes,
             or none.
         draft_quant: quantization of the draft model, likewise.
-        threads: CPU threads; None leaves torch's choice.
+        threads: CPU threads; None for one a core.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
         prefill_chunk: most prompt tokens of a request per round; None fills the pass.
         prefix_cache: share KV entries of prompts that begin alike, also with finished requests.
@@ -218,7 +218,7 @@ class EngineConfig:
     threads: Annotated[
         int | None,
         Field(ge=1, le=1024, description="CPU threads."),
-        Option("N", panel="Speed", default="torch's choice"),
+        Option("N", panel="Speed", default="one a core"),
     ] = None
     kv_memory: Annotated[
         int | None,

@@ -16,6 +16,7 @@ from detgen.kernels.c.layout import Ranked as _Ranked
 from detgen.kernels.c.library import best_build
 from detgen.kernels.c.threads import threads
 from detgen.program.arrays import Array, array
+from detgen.program.operands import address
 
 _FIELDS = frozenset(name for name, *_ in Draws._fields_)
 KNOWN = _FIELDS | {"min_p"}  # whose logarithm is the floor
@@ -76,7 +77,7 @@ def best(logits: Array) -> tuple[np.ndarray, np.ndarray]:
     logits = _by_rows(logits)
     tokens, leads = np.empty(len(logits), np.int64), np.empty(len(logits))
     of = _rows(logits, None, logits.size > _LARGE)
-    best_build().best(Best(of=of, tokens=tokens.ctypes.data, leads=leads.ctypes.data))
+    best_build().best(Best(of=of, tokens=address(tokens), leads=address(leads)))
     return tokens, leads
 
 
@@ -114,7 +115,7 @@ def logprobs(
     chosen = np.empty(count, np.float32)
     every = np.empty((count, logits.shape[1]), np.float32) if full else None
     tokens = array(tokens)
-    judged = Judged(_rows(logits, rows, count * logits.shape[1] > _LARGE // 4), tokens.ctypes.data, chosen.ctypes.data)
+    judged = Judged(_rows(logits, rows, count * logits.shape[1] > _LARGE // 4), address(tokens), address(chosen))
     if every is not None:
         judged.every = every.ctypes.data
     best_build().judge(judged)
@@ -158,7 +159,7 @@ def _told(made: Draws, arrays: Mapping[str, np.ndarray]) -> Draws:
     """The same with arrays, by the names of its fields; it keeps them."""
     made.kept = {name: found for name, found in arrays.items() if name in _FIELDS}
     for name, found in made.kept.items():
-        setattr(made, name, found.ctypes.data)
+        setattr(made, name, address(found))
     return made
 
 
@@ -171,6 +172,6 @@ def _by_rows(logits: Array) -> np.ndarray:
 def _rows(logits: np.ndarray, rows: np.ndarray | None, several: bool) -> Rows:
     """Those that are meant; `several`: whether threads share the work."""
     assert logits.dtype == np.float32
-    place, count = (0, len(logits)) if rows is None else (rows.ctypes.data, len(rows))
+    place, count = (0, len(logits)) if rows is None else (address(rows), len(rows))
     stride = logits.strides[0] // logits.itemsize
-    return Rows(logits.ctypes.data, place, stride, count, logits.shape[1], threads() if several else 1)
+    return Rows(address(logits), place, stride, count, logits.shape[1], threads() if several else 1)

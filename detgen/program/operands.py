@@ -7,6 +7,7 @@ when a step is added to a program. setup.py reads this module: it imports neithe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from ctypes import addressof, c_char
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cache
@@ -42,8 +43,11 @@ ARRAYS = ("Floats", "Entries", "Stored")
 
 def address(x: Any) -> int:
     """Where the first number of an array, or of a tensor, lies in memory."""
-    found: int = x.data_ptr() if hasattr(x, "data_ptr") else x.ctypes.data
-    return found
+    try:
+        return addressof(c_char.from_buffer(x))  # in a quarter of the time that `x.ctypes.data` takes
+    except (TypeError, ValueError):  # a tensor; an array that is read-only, empty, not contiguous or in bfloat16
+        found: int = x.data_ptr() if hasattr(x, "data_ptr") else x.ctypes.data
+        return found
 
 
 def name_of(dtype: Any) -> str:

@@ -10,7 +10,7 @@ from detgen.report.tables import Table
 
 _DEFAULTS = {**dict(SamplingParams()), "limit": None, "seed_per_line": False, "echo": False}
 # What settings mean that are not given.
-_UNSET = {"draft_tokens": "auto", "threads": "torch's choice", "kv_memory": "a share of what was free"}
+_UNSET = {"draft_tokens": "auto", "threads": "one a core", "kv_memory": "a share of what was free"}
 
 
 def run(manifest: Fields) -> Table:

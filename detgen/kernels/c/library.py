@@ -185,10 +185,10 @@ class Runner:
         assert rows.spans is None, "states are not kept in chains"
         chain.steps = int(lengths.max())
         broken = np.zeros((len(slots), chain.steps), bool)
-        chain.slots, chain.lengths, chain.broken = (x.ctypes.data for x in (slots, lengths, broken))
+        chain.slots, chain.lengths, chain.broken = map(address, (slots, lengths, broken))
         if ends is not None:
             chain.ending = len(ends.tokens)
-            chain.ends, chain.to_end = ends.tokens.ctypes.data, ends.to_end.ctypes.data
+            chain.ends, chain.to_end = address(ends.tokens), address(ends.to_end)
         first = np.zeros(len(rows.ids), bool)
         addresses = (ctypes.c_void_p * len(self.program.buffers))()
         task = self._task(rows, addresses, first)
@@ -224,6 +224,6 @@ class Runner:
         return Pass(
             *(threads(), len(rows.ids), len(rows.wanted), len(rows.pieces), rows.tables.shape[1]),
             *map(address, (rows.ids, rows.positions, rows.places, rows.wanted, rows.pieces, rows.tables)),
-            *(ctypes.addressof(addresses), broken.ctypes.data, most("float32")),
+            *(ctypes.addressof(addresses), address(broken), most("float32")),
             *((0, None) if rows.spans is None else (len(rows.spans), address(rows.spans))),
         )

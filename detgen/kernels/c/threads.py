@@ -6,6 +6,9 @@ import os
 import sys
 from contextlib import suppress
 from functools import cache
+from typing import Any
+
+from detgen.machine import usable_cores
 
 _asked: int | None = None
 
@@ -19,8 +22,8 @@ def use_threads(count: int | None) -> None:
     """
     global _asked
     _asked = _asked if count is None else count
-    torch = sys.modules.get("torch")
-    if torch is not None:  # also a thread that has run no operator yet is to have them
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "get_num_threads"):  # also a thread that has run no operator yet is to have them
         torch.set_num_threads(_asked or torch.get_num_threads())
 
 
@@ -28,8 +31,8 @@ def threads() -> int:
     """How many there are."""
     if _asked is not None:
         return _asked
-    torch = sys.modules.get("torch")
-    return _cores() if torch is None else int(torch.get_num_threads())
+    told = getattr(sys.modules.get("torch"), "get_num_threads", None)  # which is not there while it is imported
+    return _cores() if told is None else int(told())
 
 
 @cache
@@ -39,5 +42,5 @@ def _cores() -> int:
             return said
     import psutil
 
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(psutil.cpu_count(logical=False) or there, there), 1)
+    there = usable_cores()
+    return min(psutil.cpu_count(logical=False) or there, there)
