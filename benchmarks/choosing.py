@@ -117,6 +117,7 @@ def flat(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarray:
 def embedded(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarray:
     """Logits of the embedded model, repeated with noise up to the vocabulary."""
     from detgen import Engine, Request, SamplingParams
+    from detgen.program.arrays import array
 
     class Seen:
         """Keeps the logits."""
@@ -128,7 +129,7 @@ def embedded(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarra
 
         def committed(self, seq: object, first: int, logits: np.ndarray) -> None:
             """Of committed tokens."""
-            self.logits.append(logits.copy())
+            self.logits.append(array(logits).copy())
 
         def finished(self, seq: object, keys: np.ndarray, values: np.ndarray) -> None:
             """Nothing to keep."""

@@ -78,7 +78,9 @@ class Trace:
 
     def committed(self, seq: Any, first: int, logits: Any) -> None:
         """Called for each round."""
-        self.logits.setdefault(seq.request.id, []).append(logits.copy())
+        from detgen.program.arrays import array
+
+        self.logits.setdefault(seq.request.id, []).append(array(logits).copy())
 
     def finished(self, seq: Any, keys: Any, values: Any) -> None:
         """Called at the end of a sequence."""

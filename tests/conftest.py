@@ -86,7 +86,8 @@ def _keep_threads() -> Iterator[None]:
     torch: Any = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else 0
     yield
-    threads._asked = None
+    threads._own.__dict__.clear()
+    threads._last = None
     if before and torch.get_num_threads() != before:
         torch.set_num_threads(before)
 

@@ -131,7 +131,8 @@ def may_import(name: str) -> set[str]:
         return {name} | ({"errors", "declaring"} if name == "params" else set())
     at = next(i for i, layer in enumerate(LAYERS) if name in layer)
     below = {lower for layer in LAYERS[at + 1 :] for lower in layer}
-    base = {"kernels": {"errors", "params"}, "thinking": {"errors"}, "program": {"errors"}}.get(name, BASE)
+    own = {"kernels": {"errors", "params", "machine"}, "thinking": {"errors"}, "program": {"errors", "interruption"}}
+    base = own.get(name, BASE)
     return {name, "detgen"} | below | base  # "detgen" for its version
 
 

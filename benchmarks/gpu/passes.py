@@ -17,9 +17,8 @@ from detgen.bench.random_weights import random_model
 from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
-from detgen.machine import Device
 from detgen.models.attaching import attach
-from detgen.models.loading import LoadedModel
+from detgen.models.loading import LoadedModel, pick_device
 from detgen.program.arrays import FLOAT32, array, tensor
 from detgen.runner import preparing
 from detgen.runner.block_manager import PAGE, BlockManager
@@ -66,7 +65,7 @@ class Built(NamedTuple):
 
 def build(asked: Asked, slots: int) -> Built:
     """A model of random weights whose cache holds the contexts of `slots` requests, or of those that fit."""
-    device = Device(asked.device)
+    device = pick_device(asked.device)
     dtype, name = torch.float32 if asked.tiny else torch.bfloat16, asked.model
     model = random_model(name, "target", dtype, asked.device, 0).cpu()  # a processor draws billions for minutes
     if device.type == "cuda":

@@ -23,7 +23,7 @@ from detgen.engine.stopping import Stopping
 from detgen.engine.token_logprobs import token_logprobs
 from detgen.engine.verification import judge, log_columns
 from detgen.kernels.input_batch import Windows
-from detgen.kernels.logprobs import Judged, Scores, judge_rows
+from detgen.kernels.logprobs import Judged, Scores, judge_rows, of_tokens
 from detgen.kernels.pass_cost import PassCost
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choices, choose, scored
@@ -131,7 +131,7 @@ class OutputProcessor:
             picked = choose(results, choices)
             tokens = array(picked.tokens)
             # Of a row that is not finite, the chosen logit is not finite either.
-            finite = np.isfinite(array(results[np.arange(len(tokens)), picked.tokens]))
+            finite = np.isfinite(of_tokens(results, picked.tokens))
         if broken:  # one measure for all rows: those that decode now may be read another time
             finite &= ~np.isin(rows.rows_of_pass(windows), broken)
         if choices is not None and choices.adjustments is not None:  # nor can a token be chosen where a mask fails

@@ -18,7 +18,7 @@ from detgen.engine.score_requests import Score
 from detgen.engine.scored import ScoredSequence
 from detgen.engine.stats import EngineStats
 from detgen.kernels.input_batch import Window, Windows
-from detgen.kernels.logprobs import Scores, judge_rows
+from detgen.kernels.logprobs import Scores, judge_rows, of_tokens
 from detgen.kernels.sampling import Chosen, choose
 from detgen.program.arrays import Array, array
 from detgen.runner.model_runner import ModelRunner
@@ -158,6 +158,6 @@ def _judged(logits: Array, tokens: list[int]) -> tuple[np.ndarray, np.ndarray, n
         return np.zeros(0, bool), np.zeros(0, np.float32), np.zeros(0, bool)
     best, given = array(choose(logits, None).tokens), np.array(tokens)
     # Of a row that is not finite, the largest logit is not finite either.
-    finite = np.isfinite(array(logits[np.arange(len(best)), best]))
+    finite = np.isfinite(of_tokens(logits, best))
     judged = judge_rows(logits, Chosen(given, np.zeros(len(tokens))))
     return finite, judged.chosen, best == given

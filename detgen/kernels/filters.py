@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from detgen.program.arrays import import_torch
 from detgen.program.fdlibm import logarithm
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ def inverse_of(temperature: float | np.ndarray) -> np.ndarray:
 
 def shares(logits: np.ndarray, peak: np.floating[Any], temperature: float) -> np.ndarray:
     """E^((logits - peak) / temperature) in units of 2^-40, int64: whole numbers, whose sums are exact in any order."""
-    import torch
-
+    torch = import_torch()
     from detgen.program.arithmetic import exponential
 
     with np.errstate(over="ignore"):

@@ -68,6 +68,14 @@ def has_kernels(logits: Array) -> bool:
     return torch.version.cuda is not None
 
 
+def of_tokens(logits: Array, tokens: Array) -> np.ndarray:
+    """The logit of each row's token, float32 [rows]."""
+    if isinstance(logits, np.ndarray):
+        found: np.ndarray = logits[np.arange(len(logits)), tokens]
+        return found
+    return array(logits.gather(-1, tensor(tokens).to(logits.device)[:, None])[:, 0])
+
+
 def judge_rows(
     logits: Array, picked: Chosen, rows: np.ndarray | None = None, whole: np.ndarray | None = None
 ) -> Judged:

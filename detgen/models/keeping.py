@@ -30,7 +30,7 @@ from detgen.kernels.decoder import StateShape
 from detgen.machine import user_cache
 from detgen.models.own_forward import Depth, Layout, OwnForward
 
-_PACKAGES = ("transformers", "torch", "tokenizers", "gguf")
+_PACKAGES = ("transformers", "torch", "tokenizers", "gguf", "numpy", "ml_dtypes")
 _MOST = 32  # models that are kept, the ones written last
 _DIGEST = hashlib.sha256().digest_size
 _FACTS = "facts"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from detgen.errors import DTypeName, EngineError, QuantName
-from detgen.interruption import interrupted_later
 from detgen.kernels.c.quantizing import MADE, Form
+from detgen.kernels.c.threads import use_threads
 from detgen.machine import CPU, Device
 from detgen.models import gguf_models, lazy_weights
 from detgen.models.adapter_files import Adapter, check_adapter
@@ -45,7 +45,7 @@ from detgen.models.settings import context_of, ends_of, load_settings
 from detgen.models.skeleton import model_of, skeleton_of
 from detgen.models.stored import ALL, Read, Reader, Weight, fill, held
 from detgen.models.wrappers import auto_class, language_model
-from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, torch_dtype
+from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, import_torch, torch_dtype
 from detgen.progress import Observer, Unobserved
 from detgen.thinking import thinks
 
@@ -172,9 +172,8 @@ def _cuda_devices() -> int:
             ctypes.CDLL("libcuda.so.1")
         except OSError:
             return 0
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cuda = import_torch().cuda
+    return int(cuda.device_count()) if cuda.is_available() else 0
 
 
 def load_model(
@@ -413,8 +412,8 @@ def adapter_digest_of(adapter: Adapter, observer: Observer) -> str:
 def _import_torch(name: str, observer: Observer) -> None:
     """Import PyTorch, which takes seconds, to load a model of that name."""
     observer.stage("loading PyTorch")
-    with interrupted_later():
-        import torch  # noqa: F401
+    import_torch()
+    use_threads(None)  # which it is to have, too
     observer.stage(f"loading {name}")
 
 

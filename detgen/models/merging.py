@@ -13,7 +13,7 @@ from detgen.models.folders import Tensor
 from detgen.models.skeleton import is_torch
 from detgen.models.stored import ALL, Place, Read, turned, whole
 from detgen.models.wrappers import renaming
-from detgen.program.arrays import array, floats
+from detgen.program.arrays import array, floats, import_torch
 from detgen.program.arrays import tensor as as_tensor
 from detgen.program.operands import name_of
 
@@ -41,6 +41,7 @@ class _Change(NamedTuple):
 
     def on(self, weight: np.ndarray, rows: slice) -> np.ndarray:
         """Those rows of the merged weight, of those of the weight, in its number format."""
+        import_torch()
         from detgen.kernels.c.modules import NativeLinear
 
         left, right = _finite(self.left), _finite(self.right)
@@ -50,7 +51,8 @@ class _Change(NamedTuple):
         for first in range(0, len(weight), step):
             some = slice(first, first + step)
             part = array(product(as_tensor(np.ascontiguousarray(left[some]))))
-            made[some] = floats(weight[some]) + part * scale
+            with np.errstate(over="ignore", invalid="ignore"):  # what is too large for 16 bits is infinite
+                made[some] = floats(weight[some]) + part * scale
         return made
 
 
@@ -112,7 +114,8 @@ class Merging:
         if place is None:
             found = self._read(parameter, rows)
         else:
-            found = whole(place.read(rows)).astype(name_of(parameter.dtype))
+            with np.errstate(over="ignore"):
+                found = whole(place.read(rows)).astype(name_of(parameter.dtype))
         return whole(found) if change is None else change.on(whole(found), rows)
 
 

@@ -21,7 +21,7 @@ from detgen.models.parts import Attention, Linear
 from detgen.models.step_parts import Angles, Entries, Keep, NormParts, as_it_is, joint, wanted_of
 from detgen.models.stored import Read, held, whole
 from detgen.program import steps
-from detgen.program.arrays import Array
+from detgen.program.arrays import BFLOAT16, Array
 from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into, Weight, name_of
 from detgen.program.program import Program
 from detgen.program.storage import SMALLEST, Storage
@@ -204,6 +204,10 @@ def _has(packed: Weight, table: np.ndarray | Quantized) -> bool:
     if isinstance(table, Quantized):
         return table.storage.whole
     if packed.storage == Storage.PAIR:  # which has 0 for numbers that are too small for its products
-        parts = (table[first : first + _ROWS] for first in range(0, len(table), _ROWS))
-        return not any(((rows != 0) & (np.abs(rows) < SMALLEST)).any() for rows in parts)
+        least = np.array(SMALLEST, BFLOAT16).view(np.uint16)
+        for first in range(0, len(table), _ROWS):  # by their bits, since ml_dtypes compares them one by one
+            magnitudes = table[first : first + _ROWS].view(np.uint16) & np.uint16(0x7FFF)
+            if (magnitudes - np.uint16(1) < least - np.uint16(1)).any():  # 0 is none of them
+                return False
+        return True
     return packed.storage < Storage.BYTE

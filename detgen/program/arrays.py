@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
+from detgen.interruption import interrupted_later
 from detgen.program.operands import is_array, name_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ def array(x: Any) -> np.ndarray:
     x = x.detach().cpu()
     found: np.ndarray = x.view(torch.uint16).numpy().view(BFLOAT16) if x.dtype == torch.bfloat16 else x.numpy()
     return found
+
+
+def import_torch() -> Any:
+    """Import torch, which is not to be interrupted; itself."""
+    with interrupted_later():
+        import torch
+    return torch
 
 
 def tensor(x: Any) -> torch.Tensor:

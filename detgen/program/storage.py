@@ -52,7 +52,7 @@ class Format(NamedTuple):
     """How a number format is stored.
 
     Attributes:
-        dtype: of what is stored, as torch calls it.
+        dtype: of what is stored, as numpy and torch call it.
         bits: that a weight takes.
         together: inputs whose weights of a column stand together.
         planes: of whole numbers, how many bits of each stand together: first the lowest ones of all, then the others.

@@ -19,7 +19,7 @@ from detgen.kernels.c import huge_pages
 from detgen.kernels.c.layout import Quantization
 from detgen.kernels.c.library import best_build
 from detgen.kernels.c.threads import threads
-from detgen.program.arrays import Array, array
+from detgen.program.arrays import Array, array, floats
 from detgen.program.operands import GROUP, PANEL, UNIT, Scales, Weight
 from detgen.program.storage import FORMATS, Storage
 
@@ -93,7 +93,7 @@ def alike(weights: Sequence[np.ndarray | Quantized]) -> Sequence[np.ndarray | Qu
     if len(kinds) == 1 and None not in kinds:
         return weights
     found = [w.weight() if isinstance(w, Quantized) else w for w in weights]
-    return found if len({w.dtype for w in found}) == 1 else [w.astype(np.float32) for w in found]
+    return found if len({w.dtype for w in found}) == 1 else [floats(w) for w in found]
 
 
 def cat(weights: Sequence[np.ndarray | Quantized], dim: int) -> np.ndarray | Quantized:
@@ -179,7 +179,7 @@ def narrowed(weight: np.ndarray, form: Form) -> np.ndarray:
         EngineError: as `quantize`.
     """
     if form not in MADE or weight.ndim < 2 or weight.shape[-1] % GROUP:
-        return weight.astype(np.float32)
+        return floats(weight)
     weight = np.ascontiguousarray(weight)
     count, inputs = weight.size // weight.shape[-1], weight.shape[-1]
     rows = weight.ctypes.data + weight.itemsize * inputs * np.arange(count, dtype=np.int64)

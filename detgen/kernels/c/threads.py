@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from detgen.machine import usable_cores
 
-_asked: int | None = None
+_own = threading.local()  # what each thread has asked for
+_last: int | None = None  # what one of them has asked for last, which holds for those that have not
 
 
 def use_threads(count: int | None) -> None:
-    """Have passes run by so many threads, and torch's operators in this thread, if it is there.
+    """Have the passes of this thread run by so many threads, and torch's operators in it, if torch is there.
 
     Args:
         count: None leaves them as they are: as many as torch has; without it, `OMP_NUM_THREADS`, or one for each core
             that there is for this process.
     """
-    global _asked
-    _asked = _asked if count is None else count
+    global _last
+    if count is not None:
+        _own.count = _last = count
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "get_num_threads"):  # also a thread that has run no operator yet is to have them
-        torch.set_num_threads(_asked or torch.get_num_threads())
+        torch.set_num_threads(_asked() or torch.get_num_threads())
 
 
 def threads() -> int:
     """How many there are."""
-    if _asked is not None:
-        return _asked
+    if (asked := _asked()) is not None:
+        return asked
     told = getattr(sys.modules.get("torch"), "get_num_threads", None)  # which is not there while it is imported
     return _cores() if told is None else int(told())
+
+
+def _asked() -> int | None:
+    found: int | None = getattr(_own, "count", _last)
+    return found
 
 
 @cache
@@ -40,7 +49,10 @@ def _cores() -> int:
     with suppress(KeyError, ValueError):
         if (said := int(os.environ["OMP_NUM_THREADS"].partition(",")[0])) > 0:
             return said
+    with suppress(OSError, AttributeError):  # of Linux
+        folders = [Path(f"/sys/devices/system/cpu/cpu{number}/topology") for number in os.sched_getaffinity(0)]
+        names = ("physical_package_id", "core_id")
+        return len({tuple((folder / name).read_text() for name in names) for folder in folders})
     import psutil
 
-    there = usable_cores()
-    return min(psutil.cpu_count(logical=False) or there, there)
+    return psutil.cpu_count(logical=False) or usable_cores()

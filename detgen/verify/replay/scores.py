@@ -73,7 +73,8 @@ class ScoreReplay(Replay):
             logits, tokens = array(rows), seq.scored[first : first + len(rows)]
             second, best = np.partition(logits, -2, axis=1)[:, -2:].T
             own = logits[np.arange(len(logits)), tokens]
-            apart = np.where(own == best, best - second, best - own)
+            with np.errstate(invalid="ignore"):  # of infinite ones
+                apart = np.where(own == best, best - second, best - own)
             error = 2 * self._tolerance * largest(logits)
             found = errors.setdefault((seq.request.index, seq.sample), {})
             found.update(enumerate(zip(error.tolist(), apart.tolist(), strict=True), seq.first + first))
