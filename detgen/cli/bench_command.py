@@ -1,7 +1,7 @@
 """`detgen bench`: what determinism costs here, beside what people would use instead.
 
 What is measured is in `detgen.bench`, how it looks in `detgen.show`; both are imported inside the command, since they
-bring torch and rich, and `--help` answers without them.
+bring the engine and rich, and `--help` answers without them.
 """
 
 from __future__ import annotations

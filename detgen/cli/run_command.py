@@ -1,7 +1,7 @@
 """`detgen run` and `detgen score`: prompts in, a folder of outputs out, or standard output.
 
 What they do is in `detgen.run`, how it looks in `detgen.show`. The commands import both when they are called, since
-they bring torch and rich, and `--help` works without them.
+they bring the engine and rich, and `--help` works without them.
 """
 
 from __future__ import annotations

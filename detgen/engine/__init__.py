@@ -13,7 +13,7 @@ __all__ = ["Engine"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: the package's plain data is also used where torch is not loaded.
+    # Lazily: the package's plain data is also used where no engine is loaded.
     if name == "Engine":
         with interrupted_later():
             from detgen.engine.engine import Engine

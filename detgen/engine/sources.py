@@ -1,4 +1,4 @@
-"""Which models a configuration names, and whether they can be there at all; said before torch is imported."""
+"""Which models a configuration names, and whether they can be there at all; said before the engine is imported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Looks at the folder of an adapter, low-rank factors (LoRA) of some linear layers as PEFT saves them, before torch is
-imported.
+"""Looks at the folder of an adapter, low-rank factors (LoRA) of some linear layers as PEFT saves them, before the
+engine is imported.
 
 A folder may come from a stranger. What is wrong with it, or cannot be merged, is said in one line that names the file
 and the setting or the tensor. Factors are read by `detgen/models/merging.py`.

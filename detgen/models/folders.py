@@ -1,7 +1,7 @@
 """Looks at a model's folder before anything is loaded from it: what is there, and whether its settings make sense.
 
 A folder may come from a stranger. What is wrong with it is said in one line that names the file, before a library
-stumbles over it, and before torch is imported: only JSON and the headers of weights are read here.
+stumbles over it, and before the engine is imported: only JSON and the headers of weights are read here.
 """
 
 from __future__ import annotations

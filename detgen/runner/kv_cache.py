@@ -14,8 +14,8 @@ import numpy as np
 
 from detgen.machine import Device
 from detgen.models.memory import zeros
-from detgen.program.arrays import Array, array, tensor
-from detgen.program.finite import bounded, bounded_array
+from detgen.program.arrays import Array, array, beside
+from detgen.program.finite import bounded_array
 from detgen.runner.block_manager import PAGE, BlockManager
 from detgen.runner.state_cache import StateCache
 
@@ -78,13 +78,8 @@ class KVCache:
     def write(self, layer: int, positions: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
         """Store rows k and v, [rows, kv_heads, head_size], at buffer `positions`, int64 [rows], bounded and rounded."""
         keys, values, page, at = self.keys[layer], self.values[layer], positions // PAGE, positions % PAGE
-        if isinstance(keys, np.ndarray):
-            keys[page, :, :, at] = bounded_array(k).astype(keys.dtype)
-            values[page, :, at] = bounded_array(v).astype(values.dtype)
-            return
-        pages, places = (tensor(x).to(keys.device) for x in (page, at))
-        keys[pages, :, :, places] = bounded(tensor(k)).to(keys)
-        values[pages, :, places] = bounded(tensor(v)).to(values)
+        keys[page, :, :, at] = beside(bounded_array(k).astype(self.dtype), keys)
+        values[page, :, at] = beside(bounded_array(v).astype(self.dtype), values)
 
     def read(self, layer: int, positions: np.ndarray) -> tuple[Array, Array]:
         """Keys and values at buffer `positions`, int64 [n]; [n, kv_heads, head_size] each."""

@@ -101,10 +101,10 @@ def test_refusals(out: str, arguments: tuple[str, ...], words: str) -> None:
     assert Path(out, "outputs.jsonl").read_bytes() == before
 
 
-def test_no_model_and_no_torch_is_loaded(out: str) -> None:
+def test_no_model_and_no_engine_is_loaded(out: str) -> None:
     code = (
         "import sys; from detgen.cli import app; app(sys.argv[1:], standalone_mode=False);"
-        "print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'datasets', 'detgen.engine.engine'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, "report", out, "-q"], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

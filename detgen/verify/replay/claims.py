@@ -16,7 +16,7 @@ from detgen.outputs.manifest import RESULTS
 from detgen.prompts import Inspection, Prompts
 from detgen.verify.replay.result import AuditResult
 
-if TYPE_CHECKING:  # the manifest is read before torch is imported
+if TYPE_CHECKING:  # the manifest is read before the engine is imported
     from detgen.engine import Engine
 
 # Of a profile, what is a fault if it is another.

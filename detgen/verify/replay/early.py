@@ -1,4 +1,4 @@
-"""What an audit needs of a run before torch is imported: its model and prompts, and whether they are there."""
+"""What an audit needs of a run before the engine is imported: its model and prompts, and whether they are there."""
 
 from __future__ import annotations
 
