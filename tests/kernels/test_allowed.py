@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.examples import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detgen.kernels import choosing
@@ -33,8 +33,10 @@ class Told(Mask):
 
 
 def masked(logits: np.ndarray, masks: list[Told | None]) -> tuple[np.ndarray, ...]:
-    tokens, leads = choosing.best(choosing.masked(logits, [None if m is None else m._bits for m in masks]))
-    return tokens, leads, choosing.logprobs(logits, tokens, None, full=False)[0]
+    """The masked rows; what is chosen of them, its leads and its log-probabilities."""
+    changed = choosing.masked(logits, [None if m is None else m._bits for m in masks])
+    tokens, leads = choosing.best(changed)
+    return changed, tokens, leads, choosing.logprobs(logits, tokens, None, full=False)[0]
 
 
 @examples(150)
@@ -46,6 +48,9 @@ def masked(logits: np.ndarray, masks: list[Told | None]) -> tuple[np.ndarray, ..
     forced=st.booleans(),
     some=st.booleans(),
     seed=st.integers(0, 10**6),
+)
+@example(  # all that may come in the last row is -inf
+    width=64, shares=[None, None, 0.3, 0.002, 0.002], grid=0.0, special=-np.inf, forced=False, some=False, seed=0
 )
 def test_it_is_the_masked_rows_choice(
     width: int,
@@ -70,12 +75,12 @@ def test_it_is_the_masked_rows_choice(
         masks.append(None if share is None else (Mask if forced else Told)(np.packbits(allowed, bitorder="little")))  # type: ignore[arg-type]
     rows = np.flatnonzero(rng.random(len(shares)) < 0.5) if some else np.arange(len(shares))
     found = best_allowed(logits, rows if some else None, [masks[i] for i in rows])
-    wanted = [values[rows] for values in masked(logits, masks)]
-    sound = np.isfinite(logits[rows, wanted[0]])
-    assert found.tokens.tolist() == wanted[0].tolist()
-    for values, others in zip((found.leads, found.logprobs), wanted[1:], strict=True):
+    changed, *wanted = (values[rows] for values in masked(logits, masks))
+    # Where all that may come is -inf, nothing is right; the row is told to be broken by what is chosen.
+    sound = np.isfinite(changed[np.arange(len(rows)), wanted[0]])
+    for values, others in zip(found, wanted, strict=True):
         assert values[sound].tobytes() == others[sound].tobytes()
-    assert np.isfinite(logits[rows, found.tokens]).tolist() == sound.tolist()
+    assert np.isfinite(changed[np.arange(len(rows)), found.tokens]).tolist() == sound.tolist()
 
 
 def test_few_questions_are_enough() -> None:
