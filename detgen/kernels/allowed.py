@@ -46,12 +46,14 @@ def best_allowed(logits: Array, rows: np.ndarray | None, masks: Sequence[Mask | 
     for i, (mask, ids, sound) in enumerate(zip(masks, found.ids.tolist(), finite.tolist(), strict=True)):
         if mask is None or not sound:
             continue
-        places = _first_two(mask, ids)
-        if len(places) == 2:
-            tokens[i], chosen[i] = ids[places[0]], found.values[i, places[0]]
-            seconds[i] = found.values[i, places[1]] if places[1] >= 0 else -np.inf
+        row = logits[i if rows is None else rows[i]]
+        if (forced := mask.forced) is None and len(places := _first_two(mask, ids)) == 2:
+            tokens[i] = ids[places[0]]
+            chosen[i], seconds[i] = found.values[i, places]
+        elif forced is not None and forced < len(row):
+            tokens[i], chosen[i], seconds[i] = forced, row[forced], -np.inf
         else:
-            tokens[i], chosen[i], seconds[i] = _best_of(logits[i if rows is None else rows[i]], mask)
+            tokens[i], chosen[i], seconds[i] = _best_of(row, mask)
     # Of the row's largest, `x - x - rest`; so these are the bits of `x - largest - rest`.
     with np.errstate(invalid="ignore"):  # broken rows are chosen of below
         logprobs = chosen - found.values[:, 0] + found.logprobs[:, 0]
@@ -61,17 +63,15 @@ def best_allowed(logits: Array, rows: np.ndarray | None, masks: Sequence[Mask | 
     return Allowed(tokens, leads, logprobs)
 
 
-def _first_two(mask: Mask, ids: list[int]) -> tuple[int, ...]:
-    """The places of the first two tokens that may come, -1 for a second that there is not; fewer if it is not known."""
-    if (forced := mask.forced) is not None:
-        return (ids.index(forced), -1) if forced in ids else ()
+def _first_two(mask: Mask, ids: list[int]) -> list[int]:
+    """The places of the first two tokens that may come; fewer if there are not so many."""
     found: list[int] = []
     for place, token in enumerate(ids):
         if token >= 0 and mask.allows(token):
             found.append(place)
             if len(found) == 2:
                 break
-    return tuple(found)
+    return found
 
 
 def _best_of(row: np.ndarray, mask: Mask) -> tuple[int, float, float]:
