@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,9 +21,9 @@ from helpers.threads import using
 Passes = list[tuple[type[Step], int]]  # the last step of each pass, and its rows
 
 
-@pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> Passes:
-    """While a test runs, every build leaves of each pass what the interpreter leaves: results, caches, broken rows."""
+@contextmanager
+def comparing() -> Iterator[Passes]:
+    """Within it, every build leaves of each pass what the interpreter leaves: results, caches, broken rows."""
     plain: Callable[..., np.ndarray] = Runner.run
     libraries = {name: library for name in BUILDS if (library := build(name)) is not None}
     passes: Passes = []
@@ -39,5 +40,13 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Passes:
         passes.append((type(self.program.steps[-1]), len(rows.ids)))
         return plain(self, rows, given, take, exact=exact)
 
-    monkeypatch.setattr(Runner, "run", run)
-    return passes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "run", run)
+        yield passes
+
+
+@pytest.fixture
+def compared() -> Iterator[Passes]:
+    """Passes are compared while a test runs."""
+    with comparing() as passes:
+        yield passes

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 import transformers as hf
@@ -28,6 +31,14 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "starcoder2": (hf.Starcoder2Config(**STORED), {}),
 }
 PROMPT = tuple(range(2, 60))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _names_once() -> Iterator[None]:
+    """Have transformers make a map of names once a file, not for each module, which takes it most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
+        yield
 
 
 @pytest.fixture(scope="module")
