@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.checks import sweep
 from helpers.engine_inputs import adversary, ids
+from helpers.examples import usual
 from helpers.families import DESCRIBED, ROWS
 from helpers.loop import Loop, request
 from helpers.snapshot_faults import SNAPSHOT_FAULTS
@@ -116,8 +117,8 @@ def test_without_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared(rounds, todo) == [0, 0, 0, 0]
 
 
-# Of deltas beside an attention, of convolutions beside one, of a state space beside one, of state spaces alone.
-FAMILIES = ["qwen3_5_text", "lfm2", "falcon_h1", "mamba2"]
+# Of deltas beside an attention, of a state space beside one; of convolutions beside one, of state spaces alone.
+FAMILIES = usual(("qwen3_5_text", "falcon_h1"), ("lfm2", "mamba2"))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

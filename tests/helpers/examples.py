@@ -1,10 +1,14 @@
-"""How many examples a property is tried on."""
+"""How many examples a property is tried on, and how many members of a large family."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import TypeVar
 
 import hypothesis
+
+_Case = TypeVar("_Case")
 
 _FACTOR = {"thorough": 1.0, "explore": 10.0}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 0.4)
 
@@ -12,3 +16,9 @@ _FACTOR = {"thorough": 1.0, "explore": 10.0}.get(os.environ.get("HYPOTHESIS_PROF
 def examples(usual: int) -> hypothesis.settings:
     """That many in the profile `thorough`, which CI takes; ten times as many in `explore`, else two fifths."""
     return hypothesis.settings(max_examples=max(round(usual * _FACTOR), 1))
+
+
+def usual(some: Iterable[_Case], rest: Iterable[_Case]) -> list[_Case]:
+    """Those that have whatever can be in any; in the profiles `thorough` and `explore` the rest, too, behind them."""
+    some = list(some)
+    return some if _FACTOR < 1 else [*some, *(case for case in rest if case not in some)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -16,6 +17,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.commands import invoke
+from helpers.examples import usual
 from helpers.small_models import STORED
 from helpers.thinking_models import random_model as thinking_model
 from safetensors.torch import load_file, save_file
@@ -125,8 +127,10 @@ def test_every_format(random_model: Callable[..., Path], tmp_path: Path, kind: s
     assert agree(bits_of(folder), bits_of(widened(folder, tmp_path / "wide")))
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    usual(zip(FAMILIES, itertools.cycle(("nf4", "int8"))), itertools.product(FAMILIES, ("nf4", "int8"))),
+)
 def test_families(random_model: Callable[..., Path], tmp_path: Path, family: str, kind: QuantName) -> None:
     """Of every family, a checkpoint and what is quantized here give the bits of the float32 model."""
     plain = random_model(FAMILIES[family]())

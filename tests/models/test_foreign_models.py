@@ -49,7 +49,7 @@ def test_a_padding_token_behind_the_probed_ones(tmp_path: Path) -> None:
 )
 def test_it_runs_by_its_own_forward(tmp_path: Path, family: str) -> None:
     others = {
-        "gemma3n_text": {"hidden_activation": "quick_gelu"},
+        "gemma3n_text": {"hidden_activation": "quick_gelu", "num_hidden_layers": 6, "num_kv_shared_layers": 1},
         "whisper": {"encoder_layers": 1, "num_hidden_layers": 1},
     }
     assert found(tmp_path, family, **others.get(family, {}))["status"] == families.OWN

@@ -1,4 +1,8 @@
-"""Each supported family of transformers models: equal bits under every packing, and the model's own `generate`."""
+"""Each supported family of transformers models: equal bits under every packing, and the model's own `generate`.
+
+The default profile tries families that together have all kinds of steps, and all that steps can be told; the bits of
+every family are known in `tests/test_frozen.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.engine_inputs import adversary
+from helpers.examples import usual
 from helpers.families import DESCRIBED, FALCON, ROWS
 from helpers.oracle import Passes
 
@@ -19,6 +24,12 @@ from detgen.models.wrappers import auto_class
 from detgen.program.steps import Linear, Score
 
 NEW = 16
+
+USUAL = (
+    *("llama", "qwen3_next", "gemma3n_text", "nemotron_h", "opt", "llama4", "gpt_oss", "gemma4_experts", "dots1"),
+    *("mpt", "lfm2_moe", "gemma2", "granitemoehybrid", "deepseek_v3", "qwen2_5_vl", "falcon_h1"),
+)
+USUAL_ROWS = ("phimoe", "gemma3n_two", "mamba2", "minicpm3", "gpt_bigcode", "cohere2_moe")
 
 # Families that must be refused, the class and what the message says of the reason.
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
@@ -43,7 +54,7 @@ def requests() -> list[Request]:
     return found
 
 
-@pytest.fixture(scope="module", params=DESCRIBED)
+@pytest.fixture(scope="module", params=usual(USUAL, DESCRIBED))
 def folder(request: pytest.FixtureRequest, random_model: Callable[..., Path]) -> Path:
     return random_model(DESCRIBED[request.param]())
 
@@ -131,7 +142,7 @@ def test_agrees_with_generate(folder: Path, engine: Engine, reference: Any) -> N
     check_agreement(folder, reference, *_bounds(engine))
 
 
-@pytest.mark.parametrize("family", ROWS)
+@pytest.mark.parametrize("family", usual(USUAL_ROWS, ROWS))
 def test_a_family_of_one_row(family: str, random_model: Callable[..., Path], observe: Callable[..., Any]) -> None:
     """The same, and equal bits in windows beside others."""
     folder = random_model(ROWS[family]())

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.engine_inputs import code
+from helpers.examples import usual
 from torch.overrides import TorchFunctionMode
 
 from detgen.kernels.input_batch import Window
@@ -76,6 +77,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **GROUPED | {"intermediate_size": 160}, head_dim=64, sliding_window=50, num_local_experts=6
     ),
 }
+# Of each kind of attention and state, softcaps and few gates, of mixtures of both kinds.
+USUAL = ("gemma2", "gemma3n", "mpt", "llama4", "deepseek-v3", "qwen3-next", "granite-hybrid", "gpt-oss")
 
 
 class _Exact(TorchFunctionMode):
@@ -93,7 +96,7 @@ class _Exact(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-@pytest.mark.parametrize("family", ["embedded", *FAMILIES])
+@pytest.mark.parametrize("family", usual(("embedded", *USUAL), FAMILIES))
 def test_errors_of_logits(family: str, demo_models: Any, random_model: Callable[..., Path]) -> None:
     """Of real text by trained weights, and by random ones of several families: at most twice transformers' own."""
     folder = demo_models.target if family == "embedded" else random_model(FAMILIES[family]())

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 import transformers as hf
 from helpers import small_models
-from helpers.examples import examples
+from helpers.examples import examples, usual
 from helpers.families import DESCRIBED, ROWS
 from helpers.small_models import made
 from hypothesis import given
@@ -79,6 +79,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "granite, factors": lambda: hf.GraniteConfig(**TINY, residual_multiplier=0.3, embedding_multiplier=3.0),
 }
+# Together they have all kinds of steps, which test_runner tries one by one with all that they can be told.
+USUAL = (
+    *("llama 3", "gemma3, two rotations", "gpt-oss, sinks", "gpt2, positions", "qwen3.5, delta rules"),
+    *("lfm2, convolutions", "mamba2, a state space"),
+)
 
 
 def both(config: Any, form: Form = "none", dtype: torch.dtype = torch.float32) -> list[ModelRunner]:
@@ -127,7 +132,7 @@ def read_by_both(config: Any, form: Form = "none", dtype: torch.dtype = torch.fl
         assert all(same_bits(one, other) for one, other in zip(mine, theirs, strict=True))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", usual(USUAL, FAMILIES))
 def test_it_has_the_bits_of_a_cpu(family: str) -> None:
     read_by_both(FAMILIES[family]())
 
