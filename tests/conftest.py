@@ -92,6 +92,14 @@ def _keep_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def kept_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Models are kept between the runs of a module, and of others that ask for it, as a user's are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "kept"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def random_model(demo_models: DemoModels, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Makes model folders with random weights: `random_model(config, seed=0)`, the embedded tokenizer beside it.

@@ -6,6 +6,7 @@ there, that the paths that only a CUDA device takes run to their ends, and that 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -32,7 +33,7 @@ Command = Callable[..., str]
 
 
 def _build(folder: Path) -> Path:
-    """The stand-in as a library that torch loads."""
+    """The stand-in as a library that torch loads; one that an earlier run of the tests has compiled, if it can be."""
     import torch
     from torch.utils.cpp_extension import include_paths
 
@@ -41,14 +42,20 @@ def _build(folder: Path) -> Path:
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    library = folder / "stand_in.so"
+    source = STAND_IN / "stand_in.cpp"
+    known = hashlib.sha256(repr((source.read_bytes(), torch.__version__, torch.__file__, compiler)).encode())
+    library = folder / f"{known.hexdigest()}.so"
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f"{os.getpid()}.so"
     headers = [part for path in include_paths() for part in ("-isystem", path)]
     libraries = Path(torch.__file__).parent / "lib"
     links = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     options = ["-std=c++20", "-O0", "-DAT_PER_OPERATOR_HEADERS", "-shared", "-fPIC", abi, *headers]
-    subprocess.run([compiler, *options, str(STAND_IN / "stand_in.cpp"), "-o", str(library), *links], check=True)
-    return library
+    subprocess.run([compiler, *options, str(source), "-o", str(made), *links], check=True)
+    return made.replace(library)
 
 
 @pytest.fixture(scope="module", params=["stand-in", pytest.param("real", marks=pytest.mark.cuda)])
@@ -57,7 +64,7 @@ def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
     if request.param == "stand-in":
         path = os.pathsep.join([str(STAND_IN), *filter(None, [os.environ.get("PYTHONPATH")])])
-        library = _build(tmp_path_factory.mktemp("stand-in"))
+        library = _build(request.config.cache.mkdir("stand-in"))
         environment |= {"PYTHONPATH": path, "DETGEN_CUDA_STAND_IN": str(library)}
     return environment
 
@@ -75,12 +82,22 @@ for line in sys.stdin:
     print(json.dumps([printed.getvalue(), ended_well]), flush=True)
 """
 
-# Has the stand-in passed its self-test, which takes long in the interpreter; see test_self_test.
+# Has the stand-in passed its self-test, which takes long in the interpreter; see test_self_test. The interpreter
+# patches `triton.language` as in `kernels/triton/conftest.py`.
 TRIED = """
+from triton.runtime import interpreter
+patch, known = interpreter._patch_lang, interpreter.InterpretedFunction.rewritten_fn
+interpreter._patch_lang = lambda fn: None if fn in known else patch(fn)
 import torch
 from detgen.machine import Device
 from detgen.runner.trying import keep, verdict_path
 keep(verdict_path(Device("cuda"), torch.cuda.get_device_name()), [])
+"""
+
+# After one run: passes of further engines are not compared with the model's own forward, which takes long there, too.
+COMPARED = """
+from detgen.runner import preparing
+preparing.compared = lambda runner, own, vocabulary: own
 """
 
 
@@ -142,11 +159,19 @@ def model(random_model: Callable[..., Path]) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(detgen: Command, model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(
+    detgen: Command,
+    model: str,
+    environment: dict[str, str],
+    python_on_cuda: Callable[[str], str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     """A folder with prompts, and a finished run of them in `auto`."""
     folder = tmp_path_factory.mktemp("cuda")
     (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in PROMPTS))
     detgen(folder, "run", "prompts.jsonl", "-o", "auto", "--target", model, "--device", "cuda", "--max-tokens", "4")
+    if "DETGEN_CUDA_STAND_IN" in environment:
+        python_on_cuda(COMPARED)
     return folder
 
 
@@ -310,7 +335,7 @@ class Counting(TorchDispatchMode):
             self.found["to the device"] += 1
         return out
 
-runner = Engine(target=model, device="cuda", drafter="none").canonical
+runner = Engine(target=model, device="cuda", drafter="none", kv_memory=16 << 20).canonical
 runner.cache.pages.lay_out(3, 64)
 windows = Windows.of([Window(slot, 0, [5 + slot], 1) for slot in range(3)])
 choices = Choices.of([Choice(0.8 * slot, 0.9, seed=slot) for slot in range(3)])
@@ -325,6 +350,7 @@ for name, call in passes.items():
 """
 
 
+@pytest.mark.usefixtures("folder")
 def test_the_host_waits_once(python_on_cuda: Callable[[str], str], model: str) -> None:
     """In a pass, and at the end of a chain of three; what goes to the device is the rows of each pass, who of them goes
     on, and how they are sampled."""

@@ -19,6 +19,8 @@ import pytest
 from helpers.commands import written
 from helpers.gguf_files import made, plain_tokenizer
 
+pytestmark = pytest.mark.usefixtures("kept_models")
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "first").glob("*.md"))
 _ELSEWHERE = ("pip ", "docker ", "sbatch ", "python -m detgen.integrations.lm_eval ")

@@ -45,11 +45,16 @@ def first_failure(check: Check, settings: Iterable[Setting]) -> Failure:
 
 
 def sweep(engine: Engine) -> None:
-    """Forget what a fault left in the cache that a sound engine would not, and pages that two may take."""
+    """Forget what a fault left in the cache that a sound engine would not, pages that two may take, and all states."""
     cache = engine.canonical.cache
     cache.pages.lay_out(0, 0)
     for entries in (*cache.keys, *cache.values):
         entries[...] = np.nan_to_num(entries)
+    if cache.states is not None:
+        cache.states.at.fill(0)
+        for layer in cache.states.layers:
+            for kept in layer or ():
+                kept.fill(0)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from detgen.kernels.c import library
 from detgen.outputs.batch_results import digested
 from detgen.outputs.lines import dump
 
+pytestmark = pytest.mark.usefixtures("kept_models")
+
 PROMPTS = Path(__file__).parents[2] / "sample_prompts"
 # SHA-256 of outputs.jsonl with 32 tokens a sample, by the file and the temperature, without keys that came later.
 KNOWN = {

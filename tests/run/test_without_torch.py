@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import invoke
 
 # Takes the place of an installation without it.
 WITHOUT = """
@@ -32,16 +33,21 @@ LINES = [
 
 
 @pytest.mark.parametrize("options", [(), ("--target-quant", "q8"), ("--dtype", "bfloat16"), ("--drafter", "self")])
-def test_a_kept_model_runs_without(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_a_kept_model_runs_without(tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process keeps it; another one, which has no PyTorch, runs it."""
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "sitecustomize.py").write_text(WITHOUT)
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
     path = os.pathsep.join(filter(None, (str(tmp_path / "without"), os.environ.get("PYTHONPATH"))))
-    outputs = []
-    for name, more in (("first", {}), ("second", {"PYTHONPATH": path})):
-        command = [sys.executable, "-m", "detgen", "run", "prompts.jsonl", "-o", name, *options]
-        done = subprocess.run(command, cwd=tmp_path, env=environment | more, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        outputs.append((tmp_path / name / "outputs.jsonl").read_bytes())
-    assert outputs[0] == outputs[1]
+    command = ["run", "prompts.jsonl", *options, "-o"]
+    kept = invoke(*command, "first")
+    assert kept.exit_code == 0, kept.output
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-m", "detgen", *command, "second"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (Path(name, "outputs.jsonl").read_bytes() for name in ("first", "second"))
+    assert first == second

@@ -70,6 +70,7 @@ def test_sound_engine_passes(make_check: Callable[..., Check], pool: Pool) -> No
     assert result.preemptions >= 2
 
 
+@pytest.mark.usefixtures("kept_models")
 def test_resumed_run_that_loses_a_token(monkeypatch: Patch, make_check: Callable[..., Check], pool: Pool) -> None:
     """The command line is killed and run again, and what it wrote is compared."""
     monkeypatch.setattr(resuming, "DETGEN", (sys.executable, faults.__file__, "resume_loses_a_token"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,26 +36,29 @@ FAULTS = {
 }
 
 
-@pytest.fixture(scope="module", params=FAULTS)
+@pytest.fixture(scope="module")
+def engine_of(random_model: Callable[..., Path]) -> Callable[[str], Engine]:
+    """The engine of a family, made once."""
+
+    @functools.cache
+    def made(family: str) -> Engine:
+        config = (DESCRIBED | ROWS)[family]()
+        config.vocab_size = 4096
+        return Engine(EngineConfig(target=random_model(config), batch_size=16, kv_memory=16 << 20))
+
+    return made
+
+
+@pytest.fixture(params=FAULTS)
 def family(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
 
 
-@pytest.fixture(scope="module")
-def config(family: str, random_model: Callable[..., Path]) -> EngineConfig:
-    made = (DESCRIBED | ROWS)[family]()
-    made.vocab_size = 4096
-    return EngineConfig(target=random_model(made), batch_size=16, kv_memory=16 << 20)
-
-
-@pytest.fixture(scope="module")
-def stateful(config: EngineConfig) -> Engine:
-    return Engine(config)
-
-
 @pytest.fixture
-def check(config: EngineConfig, stateful: Engine, pool: Pool) -> Iterator[Check]:
+def check(family: str, engine_of: Callable[[str], Engine], pool: Pool) -> Iterator[Check]:
+    stateful = engine_of(family)
+    config = stateful.config
     axes = make_axes(drafters=("none", "ngram", "self"), quants=["none"], processes=False, cores=2)
     yield Check(config, pool, axes, 0, Silent(), Subject(config, stateful))
     sweep(stateful)
