@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import pytest
+from helpers.examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,7 +62,7 @@ def make(
     return AutoDrafter(Parts(model, target, 128, draft_tokens), name)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     rates=st.lists(st.lists(st.floats(0.01, 0.99), max_size=4), min_size=1, max_size=3),
     fixed=st.floats(0.001, 1.0),
@@ -98,7 +99,7 @@ def test_accepted_tokens_are_those_of_the_paper() -> None:
         assert found == pytest.approx((1 - 0.8 ** (k + 1)) / (1 - 0.8))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     fixed=st.floats(0.001, 0.1),
     row=st.floats(0.0001, 0.05),
@@ -182,7 +183,7 @@ SEQUENCES = st.lists(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     some=SEQUENCES,
     fixed=st.floats(0, 0.1),
@@ -350,7 +351,7 @@ def test_the_context_of_the_draft_model_is_over(predictable: Any, draftable: Cal
     assert predictable.passes == []
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(count=st.sampled_from([1, 3, 8, 40]), tick=st.floats(1e-6, 1e-4))
 def test_where_nothing_is_found_looking_costs_next_to_nothing(
     predictable: Any, draftable: Callable[..., Any], clock: Clock, count: int, tick: float

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers.examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ def make(passes: Any, context: int = 10_000) -> ModelDrafter:
     return ModelDrafter(passes, VOCABULARY, context)
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     prompts=st.lists(st.integers(1, 700), min_size=1, max_size=5),
     rounds=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.booleans()), min_size=1, max_size=10),

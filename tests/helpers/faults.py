@@ -341,9 +341,13 @@ def break_engines(fault: Callable[[Patch], None]) -> None:
 if __name__ in ("__main__", "__mp_main__"):
     sys.path.insert(0, str(Path(__file__).parent.parent))
     from helpers.snapshot_faults import SNAPSHOT_FAULTS
-    from helpers.thinking_faults import THINKING_FAULTS
 
-    break_engines({**FAULTS, **THINKING_FAULTS, **SNAPSHOT_FAULTS}[sys.argv[1]])
+    known = FAULTS | SNAPSHOT_FAULTS
+    if sys.argv[1] not in known:
+        from helpers.thinking_faults import THINKING_FAULTS  # imports torch, which takes seconds
+
+        known |= THINKING_FAULTS
+    break_engines(known[sys.argv[1]])
     resuming.DETGEN = (sys.executable, __file__, sys.argv[1])
 
 if __name__ == "__main__":

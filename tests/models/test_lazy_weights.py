@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from helpers.examples import usual
 from helpers.families import DESCRIBED
 from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
@@ -137,9 +138,10 @@ def halved_matrices(tensors: dict[str, torch.Tensor]) -> None:
 
 
 # Some forwards round what modules read to the number format of their weights, or keep factors in it.
-IN_16_BITS = [("llama, tied", halved), ("llama, tied", halved_matrices)] + [
-    (family, halved) for family in ("falcon-h1", "nemotron-h", "mamba2", "deepseek_v3", "gemma3n_text", "gemma4_text")
-]
+IN_16_BITS = usual(
+    [("llama, tied", halved), ("llama, tied", halved_matrices), ("falcon-h1", halved), ("gemma3n_text", halved)],
+    [(family, halved) for family in ("nemotron-h", "mamba2", "deepseek_v3", "gemma4_text")],
+)
 
 
 @pytest.mark.parametrize(("family", "changed"), IN_16_BITS)
@@ -158,8 +160,12 @@ def test_weights_in_16_bits(
     assert all(same_bits(a, bits_of(folder, *how)) for a, how in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", ["gptj", "codegen"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    usual(
+        [("gptj", torch.bfloat16), ("codegen", torch.float16)], [("gptj", torch.float16), ("codegen", torch.bfloat16)]
+    ),
+)
 def test_tables_of_angles_are_not_in_16_bits(
     family: str, dtype: torch.dtype, random_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.batch_types import check
+from helpers.examples import usual
 from typer.testing import CliRunner
 
 from detgen.cli import app
@@ -38,10 +39,10 @@ KNOWN = {
 }
 SCORES = "cebd77d5b0e3d075ac592ffce6873f853a572e802cf58cfd338576ad70b9f200"
 # With every build; that their passes agree bit for bit is tested in kernels/c/test_processors.py.
-EVERYWHERE = {
-    "plain": (("prompts.txt", "0.8"),),
-    "avx2": (("parameters.jsonl", "0"), ("structured.jsonl", "0"), ("tools.jsonl", "0")),
-}
+EVERYWHERE = usual(
+    [("plain", ("prompts.txt", "0.8")), ("avx2", ("parameters.jsonl", "0"))],
+    [("avx2", ("structured.jsonl", "0")), ("avx2", ("tools.jsonl", "0"))],
+)
 
 
 @pytest.fixture
@@ -67,9 +68,7 @@ def test_outputs_are_known(tmp_path: Path, file: str, temperature: str) -> None:
     assert digest(tmp_path, file, "--max-tokens", "32", "--temperature", temperature) == KNOWN[file, temperature]
 
 
-@pytest.mark.parametrize(
-    ("build", "known"), [(b, known) for b in EVERYWHERE for known in EVERYWHERE[b]], indirect=["build"]
-)
+@pytest.mark.parametrize(("build", "known"), EVERYWHERE, indirect=["build"])
 @pytest.mark.usefixtures("build")
 def test_every_build_gives_them(tmp_path: Path, known: tuple[str, str]) -> None:
     file, temperature = known

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import hypothesis
 import numpy as np
 import pytest
+from helpers.examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -385,5 +386,5 @@ class Cache(RuleBasedStateMachine):
 def test_pages_beside_a_model_of_the_cache() -> None:
     """The whole life of pages; what this is about did happen."""
     seen.clear()
-    run_state_machine_as_test(Cache, settings=hypothesis.settings(max_examples=200, stateful_step_count=50))
+    run_state_machine_as_test(Cache, settings=hypothesis.settings(examples(200), stateful_step_count=50))
     assert not [what for what in WHAT if not seen[what]]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.examples import examples
 from helpers.thinking_backbones import BACKBONES, ids_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
@@ -65,7 +66,7 @@ def read_anew(model: ThinkingStatesForCausalLM, ids: list[int]) -> Reading:
     return Reading(ids, all_so_far(len(ids))[0][0], thoughts, torch.stack(states))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     kind=st.sampled_from(sorted(BACKBONES)),
     chunk_size=st.integers(1, 6),
@@ -154,7 +155,7 @@ def test_states_change_what_follows() -> None:
     assert not torch.allclose(logits[8:], plain[8:], atol=1e-2)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(cut=st.integers(1, 29), seed=st.integers(0, 5))
 def test_what_follows_never_changes_earlier_logits(cut: int, seed: int) -> None:
     model = model_of(seed=seed)
@@ -171,7 +172,7 @@ def test_what_follows_never_changes_earlier_logits(cut: int, seed: int) -> None:
     torch.testing.assert_close(ahead[0][:, :cut], ahead[1][:, :cut], atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(length=st.integers(1, 20), new=st.integers(0, 12), seed=st.integers(0, 5))
 def test_generated_tokens_are_read_like_any_others(length: int, new: int, seed: int) -> None:
     model = model_of(seed=seed)

@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parent.parent.parent
@@ -69,7 +70,7 @@ coins = st.builds(
 programs = st.builds(lambda seed, n: variables(random.Random(seed), n), st.integers(0, 2**32), st.integers(1, 30))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(story=coins, chunk_size=st.integers(1, 9))
 def test_thoughts_about_a_coin(story: Story, chunk_size: int) -> None:
     example = example_of(story, tokenizer(), chunk_size)
@@ -82,7 +83,7 @@ def test_thoughts_about_a_coin(story: Story, chunk_size: int) -> None:
     assert tokenizer().decode(example.answer, skip_special_tokens=False) == f"{story.answer}<|endoftext|>"
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(story=programs, chunk_size=st.integers(1, 9))
 def test_thoughts_about_variables(story: Story, chunk_size: int) -> None:
     example = example_of(story, tokenizer(), chunk_size)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.c import huge_pages
@@ -16,7 +17,7 @@ from detgen.kernels.c import huge_pages
 DTYPES = tuple(map(np.dtype, (np.uint8, np.float16, np.float32)))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 90), min_size=1, max_size=3), st.sampled_from(DTYPES), st.booleans()),

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.examples import examples
 from helpers.steps import numbers
 from helpers.threads import using
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
@@ -117,7 +118,7 @@ def _cut(draw: st.DrawFn) -> list[tuple[int, int, int, int, int]]:
     return made
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(kind=st.sampled_from(KINDS), rounds=_cut(), threads=st.integers(1, 3))
 def test_rows_have_the_same_bits_in_any_passes(
     kind: Kind, rounds: list[tuple[int, int, int, int, int]], threads: int

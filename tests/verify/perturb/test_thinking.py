@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.checks import Silent, first_failure, sweep
+from helpers.examples import usual
 from helpers.thinking_faults import THINKING_FAULTS
 from helpers.thinking_models import random_model, save_model
 
@@ -34,7 +35,7 @@ SETTINGS = [  # those first that find most
 ]
 
 
-@pytest.fixture(scope="module", params=["keep", "zero"])
+@pytest.fixture(scope="module", params=usual(["keep"], ["zero"]))
 def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_models: Any) -> EngineConfig:
     """A model with random weights, which thinks about most chunks."""
     model = random_model(empty_state=request.param, seed=4)

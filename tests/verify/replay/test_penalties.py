@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.checks import Silent
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen import Engine, EngineConfig, SamplingParams
@@ -101,7 +102,7 @@ def test_another_token(folder: Path, audit: Callable[[Path], AuditResult], sampl
     assert first.what.startswith("token 1 is 17")
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     penalties=st.builds(
         Penalties,

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.sampling import Choice, choose, scores
@@ -26,7 +27,7 @@ def chosen(logits: torch.Tensor, choice: Choice) -> int:
     return int(choose(logits.float()[None], [choice]).tokens[0])
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(CHOICES, st.integers(0, 10**6), st.sampled_from([1e-3, 0.1, 1.0]))
 def test_whatever_an_error_brings_about_is_explained(choice: Choice, seed: int, error: float) -> None:
     """Logits a little off: the token that they give, filtered or not."""
@@ -38,7 +39,7 @@ def test_whatever_an_error_brings_about_is_explained(choice: Choice, seed: int, 
         assert rounding_explains(logits, choice, token, error * 1.001)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(CHOICES, st.integers(0, 10**6))
 def test_no_error_explains_only_the_choice(choice: Choice, seed: int) -> None:
     logits = torch.randn(24, generator=torch.Generator().manual_seed(seed)) * 2
@@ -46,7 +47,7 @@ def test_no_error_explains_only_the_choice(choice: Choice, seed: int) -> None:
     assert explained == [chosen(logits, choice)]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(CHOICES, st.integers(0, 10**6), st.sampled_from([1e-3, 0.1, 1.0]))
 def test_a_token_clearly_outside_is_not_explained(choice: Choice, seed: int, error: float) -> None:
     """Without filters its lag alone tells; with one, so does a place that no error can bring over the boundary."""
