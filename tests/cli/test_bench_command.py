@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.examples import thorough
 from helpers.rows import make_results, make_row
 from typer.testing import CliRunner, Result
 
@@ -156,6 +157,7 @@ def test_an_interruption_shows_what_was_measured(tmp_path: Path, monkeypatch: py
     assert "| detgen none |" in (tmp_path / "bench.md").read_text()
 
 
+@thorough
 def test_a_real_benchmark_that_is_stopped_keeps_its_cells(tmp_path: Path) -> None:
     """The process is told to end as soon as its file has a measured row; bench/test_benchmark.py has other signals."""
     command = [sys.executable, "-m", "detgen", "bench", "--peer", "transformers", "--batch-size", "2,1"]

@@ -7,10 +7,14 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 import hypothesis
+import pytest
 
 _Case = TypeVar("_Case")
 
 _FACTOR = {"thorough": 1.0, "explore": 10.0}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 0.4)
+
+# For a test that takes long, of what others test in another way: CI runs it.
+thorough = pytest.mark.skipif(_FACTOR < 1, reason="only HYPOTHESIS_PROFILE=thorough runs it")
 
 
 def examples(usual: int) -> hypothesis.settings:

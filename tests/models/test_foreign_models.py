@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from helpers.examples import usual
 from helpers.small_models import SIZES
 from torch import nn
 
@@ -41,11 +42,13 @@ def test_a_padding_token_behind_the_probed_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    [
-        "gemma3n_text",  # layers that see the keys and values of others, here with another activation
-        "cohere_compass_text",  # three positions a token
-        "whisper",  # more decoder layers than `num_hidden_layers`, and no choice of rows
-    ],
+    usual(
+        [
+            "cohere_compass_text",  # three positions a token
+            "whisper",  # more decoder layers than `num_hidden_layers`, and no choice of rows
+        ],
+        ["gemma3n_text"],  # layers that see the keys and values of others, here with another activation
+    ),
 )
 def test_it_runs_by_its_own_forward(tmp_path: Path, family: str) -> None:
     others = {

@@ -65,6 +65,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     # Numbers beside parameters: corrections of experts, factors of layers; a table of what tokens give to layers.
     **{family: DESCRIBED[family] for family in ("deepseek_v3", "gemma3n_text", "gemma4_text", "gemma4_experts")},
 }
+# Tied weights, those that are turned, whole in other ways or renamed, experts in each form, numbers beside parameters.
+USUAL = (
+    *("llama", "llama, tied", "phi3", "gpt2", "gpt-neox", "mixtral", "gpt-oss", "nemotron-h"),
+    *("deepseek_v3", "gemma3n_text", "gemma4_experts"),
+)
 MEASURED = """
 import gc
 import json
@@ -108,7 +113,7 @@ def by_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lazy_weights, "empty_model", lambda *_: None)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", usual(USUAL, FAMILIES))
 def test_the_bits_of_what_transformers_loads(
     family: str, random_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

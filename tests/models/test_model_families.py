@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from helpers.oracle import Passes
 
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.models.wrappers import auto_class
+from detgen.program.operands import Into
+from detgen.program.program import Program
 from detgen.program.steps import Linear, Score
 
 NEW = 16
@@ -73,6 +77,41 @@ def reference(engine: Engine, observe: Callable[..., Any]) -> Any:
 def test_it_is_native(engine: Engine) -> None:
     """Its passes are those of the stated arithmetic."""
     assert engine.profile()["arithmetic"] == "detgen-2"
+
+
+@pytest.fixture(scope="module")
+def usual_parts() -> set[tuple[Any, ...]]:
+    """What programs of usual families have; they come first."""
+    return set()
+
+
+def parts(program: Program) -> set[tuple[Any, ...]]:
+    """Kinds of steps, each choice of theirs, and which fields say something."""
+    found: set[tuple[Any, ...]] = set()
+    for step in program.steps:
+        of = type(step)
+        found |= {(of,), (of, "wanted", step.wanted)}
+        for field in fields(step):
+            told = getattr(step, field.name)
+            if isinstance(told, Into):
+                found |= {(of, "add", told.add), (of, "factor", told.factor != 1)}
+            elif isinstance(told, bool | Enum):
+                found.add((of, field.name, told))
+            elif told is not None and (not isinstance(told, int | float) or told != field.default):
+                found.add((of, field.name))
+    return found
+
+
+def test_usual_families_have_all_that_it_has(
+    request: pytest.FixtureRequest, engine: Engine, usual_parts: set[tuple[Any, ...]]
+) -> None:
+    """So a family that has something new is a usual one."""
+    found = parts(engine.canonical.decoder.program())
+    if request.node.callspec.params["folder"] in USUAL:
+        usual_parts |= found
+    elif not usual_parts:
+        pytest.skip("no usual family was asked for")
+    assert found <= usual_parts, found - usual_parts
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import pytest
 from helpers.adapters import factors, write
 from helpers.checks import Silent
 from helpers.commands import invoke
+from helpers.examples import thorough
 from helpers.tampering import Changed, edit_manifest
 
 from detgen import Engine, EngineConfig, SamplingParams
@@ -192,6 +193,7 @@ def test_workers_write_the_same_bytes(models: dict[str, Path], alone: Path, prom
     assert verified(tmp_path / "out") == verified(alone)
 
 
+@thorough
 def test_a_killed_run_resumes_to_the_same_bytes(
     go: Callable[..., RunSummary], models: dict[str, Path], alone: Path, prompts: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.examples import usual
+from helpers.examples import thorough, usual
 from transformers import AutoModelForCausalLM
 
 from detgen import thinking
@@ -162,6 +162,7 @@ def test_a_baseline_is_right_if_what_it_says_ends_with_the_answer(tokenizer: Any
     assert thinking_baselines.baseline_score(Knowing(), stories, tokenizer, chain=True).answers == 0.75
 
 
+@thorough
 def test_the_script_writes_a_folder_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     arguments = ["--task", "coin", "--steps", "2", "--threads", "1", "--count", "2", "--baselines", "-o", str(tmp_path)]

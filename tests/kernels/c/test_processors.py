@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from helpers.examples import usual
+from helpers.examples import thorough, usual
 from helpers.replaying import EMULATOR, SOURCES, Arm, build_arm, compiled
 from helpers.small_models import STORED
 from helpers.steps import numbers
@@ -160,6 +160,7 @@ def avx_vnni(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return found
 
 
+@thorough
 @pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
 def test_avx_vnni_agrees(avx_vnni: Any, kind: InFewBits) -> None:
     x, to = Buffer("x", 1280), Buffer("to", 40)
