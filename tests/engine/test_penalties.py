@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.engine_inputs import code
+from helpers.examples import usual
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from detgen import Engine, Request, SamplingParams
@@ -96,10 +97,11 @@ def by_transformers(model: Any, prompt: list[int], asked: dict[str, Any]) -> lis
 )
 def test_as_in_transformers(model: Any, engine: Engine, plain: list[tuple[int, ...]], asked: dict[str, Any]) -> None:
     """Token ids of greedy requests, several at a time and drafted for; one may differ from a near-tie on."""
-    done = engine.generate(TEXTS[:4], max_tokens=NEW, **asked)
-    assert [c.token_ids for c in done] != plain[:4]
+    some = usual(TEXTS[:4], TEXTS[4:])
+    done = engine.generate(some, max_tokens=NEW, **asked)
+    assert [c.token_ids for c in done] != plain[: len(some)]
     theirs = [by_transformers(model, engine.encode(c.request), asked) for c in done]
-    assert sum(list(c.token_ids) == tokens for c, tokens in zip(done, theirs, strict=True)) >= 3
+    assert sum(list(c.token_ids) == tokens for c, tokens in zip(done, theirs, strict=True)) >= len(some) - 1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -8,11 +8,13 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from detgen import Engine, Request, SamplingParams
 from detgen.engine import grammars
@@ -205,6 +207,18 @@ def test_what_is_forced_is_drafted(engines: Callable[..., Engine]) -> None:
     statuses = Counter(r.status for r in drafted.generate(request)[0].records if r.drafter == "grammar")
     assert statuses["accepted"] > 5
     assert set(statuses) == {"accepted", "bonus"}
+
+
+@pytest.mark.parametrize("change", [lambda t: t.enable_truncation(2), lambda t: t.enable_padding(length=40)])
+def test_a_tokenizer_that_cuts_or_pads(structures: Structures, change: Callable[[Tokenizer], None]) -> None:
+    """What it does to prompts is not done to what a form forces."""
+    params = SamplingParams(guided_choice=("a text of many tokens, all forced",))
+    changed = Tokenizer.from_str(structures._tokenizer.backend_tokenizer.to_str())
+    change(changed)
+    other = Structures(SimpleNamespace(backend_tokenizer=changed), "", 4096, frozenset({0}))
+    known, found = (Masks(made.of(params)).forced([], 50) for made in (structures, other))  # type: ignore[arg-type]
+    assert found == known
+    assert len(found) > 5
 
 
 def test_masks_are_made_while_the_pass_runs(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ _Case = TypeVar("_Case")
 
 _FACTOR = {"thorough": 1.0, "explore": 10.0}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 0.4)
 
+THOROUGH = _FACTOR >= 1
 # For a test that takes long, of what others test in another way: CI runs it.
-thorough = pytest.mark.skipif(_FACTOR < 1, reason="only HYPOTHESIS_PROFILE=thorough runs it")
+thorough = pytest.mark.skipif(not THOROUGH, reason="only HYPOTHESIS_PROFILE=thorough runs it")
 
 
 def examples(usual: int) -> hypothesis.settings:
@@ -25,4 +26,4 @@ def examples(usual: int) -> hypothesis.settings:
 def usual(some: Iterable[_Case], rest: Iterable[_Case]) -> list[_Case]:
     """Those that have whatever can be in any; in the profiles `thorough` and `explore` the rest, too, behind them."""
     some = list(some)
-    return some if _FACTOR < 1 else [*some, *(case for case in rest if case not in some)]
+    return [*some, *(case for case in rest if case not in some)] if THOROUGH else some

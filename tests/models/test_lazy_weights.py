@@ -117,9 +117,8 @@ def by_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_bits_of_what_transformers_loads(
     family: str, random_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are, and in 8 bits or in 4: what reads weights does not know what they are packed as."""
     folder = random_model(FAMILIES[family]())
-    kinds: tuple[QuantName, ...] = ("none", ("q8", "q4")[[*FAMILIES].index(family) % 2])
+    kinds: tuple[QuantName, ...] = ("none", *usual((("q8", "q4")[[*FAMILIES].index(family) % 2],), ("q8", "q4")))
     assert is_lazy(folder)
     found = [bits_of(folder, quant=quant) for quant in kinds]
     by_transformers(monkeypatch)

@@ -17,7 +17,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.engine_inputs import adversary
-from helpers.examples import usual
+from helpers.examples import thorough, usual
 from helpers.families import DESCRIBED, FALCON, ROWS
 from helpers.oracle import Passes
 
@@ -102,6 +102,7 @@ def parts(program: Program) -> set[tuple[Any, ...]]:
     return found
 
 
+@thorough
 def test_usual_families_have_all_that_it_has(
     request: pytest.FixtureRequest, engine: Engine, usual_parts: set[tuple[Any, ...]]
 ) -> None:

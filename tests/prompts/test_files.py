@@ -81,4 +81,4 @@ def test_readers_hold_one_record_at_a_time(tmp_path: Path, name: str) -> None:
         tracemalloc.stop()
     assert isinstance(last, Request)
     assert last.prompt == prompts[-1]
-    assert peak < 4 << 20
+    assert peak < (4 if name.endswith(".gz") else 1) << 20  # all of them at once take 2.7 MiB, and gzip 2.6
