@@ -113,7 +113,7 @@ class Structures:
                 backend.no_truncation()
                 backend.no_padding()
             try:
-                self._own = _read(backend.to_str(), self._vocabulary, self._eos)
+                self._own = _read_tokenizer(backend.to_str(), self._vocabulary, self._eos)
             except Exception as error:  # whatever it does not know
                 raise RequestError(
                     f"{key} cannot be combined with the tokenizer of {self._model}: {one_line(str(error))}"
@@ -122,7 +122,7 @@ class Structures:
 
 
 @lru_cache(maxsize=2)
-def _read(tokenizer: str, vocabulary: int, eos: frozenset[int]) -> Any:
+def _read_tokenizer(tokenizer: str, vocabulary: int, eos: frozenset[int]) -> Any:
     """A tokenizer as llguidance has it; it takes a fifth of a second, and engines of one target share it."""
     from llguidance import LLTokenizer
 

@@ -1,7 +1,7 @@
 """The best logits that masks allow, without the masks where a row's few largest logits tell.
 
 Whether one token may come is told a hundred times as fast as which ones may. A row's choice and its lead are those of
-the masked row: of the largest logits, in their order, the first two that may come, or the one that must; where these
+the masked row: the one that must come, or of the largest logits, in their order, the first two that may; where these
 are not among the few, the mask tells.
 """
 
