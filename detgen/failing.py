@@ -27,7 +27,12 @@ _NO_MEMORY = (
     "out of memory",
     "unable to allocate",
 )
-_NO_MEMORY_UNDER_LIMIT = ("could not create a primitive", "could not create a memory")  # what oneDNN says, also else
+# What oneDNN says, and Python of extensions that say nothing; both also else.
+_NO_MEMORY_UNDER_LIMIT = (
+    "could not create a primitive",
+    "could not create a memory",
+    "error return without exception set",
+)
 _NO_THREAD = ("can't start new thread", "thread creation failed")
 _MOST_CAUSES = 16
 

@@ -116,6 +116,18 @@ def test_limits_end_a_run_with_a_line(tmp_path: Path, prompts: Path, error: str,
     assert not (tmp_path / "out" / "detgen-error.log").exists()
 
 
+@pytest.mark.parametrize(
+    "error", ['RuntimeError("could not create a primitive")', 'SystemError("error return without exception set")']
+)
+@pytest.mark.parametrize(("limit", "status"), [("ulimit -v 100000000", 2), ("true", 70)])
+def test_what_may_be_a_limit_is_one_where_there_is_one(
+    tmp_path: Path, prompts: Path, error: str, limit: str, status: int
+) -> None:
+    done = start(CRASHING.format(error=error), "run", str(prompts), "-o", f"{tmp_path}/out", "-q", limit=limit)
+    assert done.returncode == status, done.stderr
+    assert ("memory is used up" in done.stderr) == (status == 2)
+
+
 @pytest.mark.parametrize("kilobytes", [500_000, 1_000_000])
 def test_a_limit_of_memory_is_named(tmp_path: Path, prompts: Path, kilobytes: int) -> None:
     done = start("", "run", str(prompts), "-o", f"{tmp_path}/out", "-q", limit=f"ulimit -v {kilobytes}")
