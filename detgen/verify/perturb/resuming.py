@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.errors import CheckError
 from detgen.outputs import KeptSamples
+from detgen.outputs.manifest_reading import read_manifest
 from detgen.verify.perturb.generation_digests import Observed, line_of
 from detgen.verify.perturb.running import Generated, Task
 from detgen.verify.perturb.timing import OutOfTime, check_time
@@ -21,10 +23,13 @@ from detgen.verify.perturb.timing import OutOfTime, check_time
 DETGEN = (sys.executable, "-m", "detgen")  # what starts detgen; tests start a broken one
 
 _LOOK_SECONDS = 0.005  # between two looks at the store
+_TRIES = 3  # to kill a run before it has ended
 
 
 def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> Generated:
     """Run a task, kill it by SIGKILL when the first of its samples are committed, and run it again to the end.
+
+    A run of few tokens may end before it is killed; it is then run anew, at most three times.
 
     Args:
         task: its setting must be one that the command line has.
@@ -43,7 +48,10 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
         prompts = "".join(json.dumps(_line(r)) + "\n" for r in task.queue)
         (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
         command = [*DETGEN, "run", str(folder / "prompts.jsonl"), *_options(task, config), "-o", str(folder / "out")]
-        killed = _run(command, until, folder / "out")
+        for _ in range(_TRIES):
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            if killed := _run(command, until, folder / "out"):
+                break
         _run(command, until)
         lines = (folder / "out" / "outputs.jsonl").read_text(encoding="utf-8").splitlines()
     found = [line for line in map(line_of, lines) if "error" not in line]
@@ -52,7 +60,7 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
 
 
 def _run(command: list[str], until: float | None, out: Path | None = None) -> bool:
-    """Run a command to its end, or until the store of its folder has a sample; whether it was killed then."""
+    """Run a command to its end, or until the store of its folder has a sample; whether it was killed before its end."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             while out is not None and process.poll() is None:
@@ -60,7 +68,8 @@ def _run(command: list[str], until: float | None, out: Path | None = None) -> bo
                     begun = kept.count() > 0
                 if begun:
                     process.kill()
-                    return True
+                    process.wait()
+                    return bool(read_manifest(out)["status"] != "finished")
                 check_time(until)
                 time.sleep(_LOOK_SECONDS)
             _, errors = process.communicate(timeout=None if until is None else max(until - time.monotonic(), 0.0))
