@@ -14,6 +14,8 @@ INSTALL := $(PY) -m pip install --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test check quick lint docs wheels clean help
 .DELETE_ON_ERROR:
+# Else each of the hundreds of processes that the tests start compiles detgen's sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(VENV)/installed
 	$(PY) -m detgen run sample_prompts/code.jsonl --output demo-out --overwrite

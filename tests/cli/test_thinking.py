@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.examples import thorough
 from helpers.tampering import edit_lines, renew
 from typer.testing import CliRunner, Result
 
@@ -113,6 +114,7 @@ def test_audit_of_a_tampered_run(flips: tuple[Path, Result], tmp_path: Path) -> 
     assert result.stdout.splitlines()[0] == said
 
 
+@thorough
 def test_verify_determinism_of_an_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["verify-determinism", "--target", "demo-thinking", "--axis", "speculative-prefill", "--limit", "4"]

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 import pytest
-from helpers.examples import examples
+from helpers.examples import examples, usual
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -268,7 +268,7 @@ def repeating(tokens: list[int]) -> int:
     return 5 + len(tokens) % 4
 
 
-@pytest.mark.parametrize("good", ["ngram", "model"])
+@pytest.mark.parametrize("good", usual(["ngram"], ["model"]))
 def test_it_comes_back_to_a_drafter_that_improved(
     predictable: Any, draftable: Callable[..., Any], clock: Clock, good: str
 ) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from helpers.examples import usual
+from helpers.examples import thorough, usual
 from helpers.families import DESCRIBED
 from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
@@ -247,6 +247,7 @@ def test_ends_come_from_the_generation_settings(random_model: Callable[..., Path
     assert {5, 7} <= loaded.eos
 
 
+@thorough
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell the peak of memory")
 def test_memory(demo_models: Any, tmp_path: Path) -> None:
     """At most 1.2 times what is stored and 24 MiB for passes and libraries, and the pages of made-up keys and values.

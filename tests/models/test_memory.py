@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from helpers.examples import thorough
 from transformers import LlamaConfig
 
 from detgen.errors import EngineError
@@ -72,6 +73,7 @@ def test_a_limited_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_memory(CPU, 200) == 0
 
 
+@thorough
 def test_a_model_with_a_long_context(random_model: Callable[..., Path], tmp_path: Path) -> None:
     """A run of short prompts stays small, with all free memory for the cache and a context of 131,072."""
     folder = random_model(

@@ -186,6 +186,7 @@ def test_a_cache_gives_the_same_bytes(
     assert verified(tmp_path / "out") == verified(alone)
 
 
+@thorough
 def test_workers_write_the_same_bytes(models: dict[str, Path], alone: Path, prompts: Path, tmp_path: Path) -> None:
     """Processes of their own, with an adapter."""
     done = invoke("run", str(prompts), "-o", str(tmp_path / "out"), *options_of(models), "--workers=2", "--threads=2")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.examples import thorough
 from helpers.fakes import NAMES, FakeEngine, Watcher, content, go, lines, manifest_of, stopping_at
 
 import detgen.outputs.writer
@@ -85,6 +86,7 @@ def test_an_engine_that_loses_a_prompt_is_not_believed(tmp_path: Path, prompts: 
     assert manifest_of(tmp_path / "out")["status"] == "running"
 
 
+@thorough
 def test_memory_does_not_grow_with_the_number_of_prompts(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from helpers import fakes as t;"

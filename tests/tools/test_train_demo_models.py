@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.examples import thorough
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -84,6 +85,7 @@ def test_a_conversation_reads_as_a_python_file() -> None:
         tokenizer.apply_chat_template([{"role": "robot", "content": "x"}], tokenize=False)
 
 
+@thorough
 def test_held_out_modules_and_their_tests_are_not_trained_on(corpus: demo_corpus.Corpus) -> None:
     assert {Path(Path(name).parts[0]).stem for name in corpus.held_out} == set(demo_corpus.HELD_OUT)
     trained = {*corpus.library, *corpus.tests}

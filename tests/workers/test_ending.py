@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.examples import thorough
 from helpers.fakes import Watcher, content, kept_in
 from helpers.real_workers import (
     ENGINE,
@@ -33,6 +34,7 @@ pytestmark = [
 OPTIONS = ("--batch-size=4", "--kv-memory=64MiB", "--max-tokens=24", "--workers=2")
 
 
+@thorough
 def test_a_run_whose_coordinator_is_killed_or_interrupted_resumes(tmp_path: Path) -> None:
     prompts, out = write_prompts(tmp_path / "prompts.jsonl", 240), tmp_path / "out"
     alone = one_process(prompts, tmp_path / "one")

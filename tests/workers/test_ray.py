@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import invoke
+from helpers.examples import thorough
 from helpers.fakes import Watcher, content, manifest_of
 from helpers.real_workers import ENGINE, PARAMS, RAY, WORKER, alive, family, one_process, write_prompts
 
@@ -70,6 +71,7 @@ def test_runs_and_scores_have_the_bytes_of_a_single_process(
     assert b"logprobs" in one
 
 
+@thorough
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, cluster: RayCluster) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl", 150)
     alone = one_process(prompts, tmp_path / "one")

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 import transformers as hf
 from helpers import small_models
-from helpers.examples import examples, usual
+from helpers.examples import examples, thorough, usual
 from helpers.families import DESCRIBED, ROWS
 from helpers.small_models import made
 from hypothesis import given
@@ -152,6 +152,7 @@ def test_weights_in_fewer_bits(form: Form, dtype: torch.dtype) -> None:
     read_by_both(hf.LlamaConfig(**TINY | {"hidden_size": 32, "intermediate_size": 256}), form, dtype)
 
 
+@thorough
 def test_states_move_on_once() -> None:
     """In passes that are recorded and replayed; rows of drafts that do not stand move none; more slots than there was
     room for."""

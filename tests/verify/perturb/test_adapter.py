@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.adapters import factors, write
 from helpers.checks import Silent
+from helpers.examples import thorough
 
 from detgen import Engine, EngineConfig
 from detgen.verify.perturb.axes import Axes, Setting
@@ -19,6 +20,7 @@ from detgen.verify.perturb.running import Subject
 SHAPES = {"model.layers.0.self_attn.q_proj": (256, 256), "model.layers.3.mlp.down_proj": (256, 704)}
 
 
+@thorough
 @pytest.mark.usefixtures("kept_models")
 def test_settings_are_compared_with_the_adapter(
     tmp_path: Path, config: EngineConfig, axes: Axes, pool: Pool, make_check: Callable[..., Check]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from helpers.examples import thorough, usual
 
 from detgen.engine.config import EngineConfig
 from detgen.runner.block_manager import PAGE
@@ -22,19 +23,20 @@ def check(make_check: Callable[..., Check], pool: Pool) -> Check:
     return found
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        Setting(batch=2),
-        Setting(batch=2, chunk=1, drafter="oracle", draft_tokens=16, neighbours="early", sampling="T=1.3 n=2"),
-        Setting(batch=3, chunk=7, drafter="oracle", draft_tokens=8, prefix_cache="warm", order="reversed", slot=5),
-        Setting(batch=8, chunk=1, drafter="oracle", draft_tokens=64, prefix_cache="shared", sampling="stop"),
-        Setting(batch=8, drafter="adversary", neighbours="broken", prefix_cache="cold", unverified=4),
-        Setting(batch="all", drafter="model", neighbours="others", prefix_cache="shared", order="shuffle 1"),
-        Setting(batch=3, drafter="ngram", draft_tokens=4, neighbours="early", sampling="T=0.8 penalties"),
-    ],
-    ids=str,
-)
+PREEMPTED = [
+    Setting(batch=2, chunk=1, drafter="oracle", draft_tokens=16, neighbours="early", sampling="T=1.3 n=2"),
+    Setting(batch=8, drafter="adversary", neighbours="broken", prefix_cache="cold", unverified=4),
+    Setting(batch="all", drafter="model", neighbours="others", prefix_cache="shared", order="shuffle 1"),
+]
+OTHERS = [
+    Setting(batch=2),
+    Setting(batch=3, chunk=7, drafter="oracle", draft_tokens=8, prefix_cache="warm", order="reversed", slot=5),
+    Setting(batch=8, chunk=1, drafter="oracle", draft_tokens=64, prefix_cache="shared", sampling="stop"),
+    Setting(batch=3, drafter="ngram", draft_tokens=4, neighbours="early", sampling="T=0.8 penalties"),
+]
+
+
+@pytest.mark.parametrize("setting", usual(PREEMPTED, OTHERS), ids=str)
 def test_preemption(check: Check, setting: Setting) -> None:
     """A sequence is preempted whoever drafts, and however prompts are read; without the axis nobody is."""
     for preemption in (True, False):
@@ -104,6 +106,7 @@ def test_beginnings(check: Check) -> None:
     assert list(following.token_ids or ())[: len(prompts[watched[1].id])] == prompts[watched[1].id]
 
 
+@thorough
 def test_a_chat_is_rendered_beside_other_quantizations() -> None:
     """Their KV caches leave room to copy the process: together they are no larger than the first one."""
     config = EngineConfig(batch_size=16)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.checks import Silent, first_failure, sweep
+from helpers.examples import usual
 from helpers.families import DESCRIBED, ROWS
 from helpers.snapshot_faults import SNAPSHOT_FAULTS
 from helpers.state_faults import CONVOLUTION_FAULTS, STATE_FAULTS
@@ -49,7 +50,7 @@ def engine_of(random_model: Callable[..., Path]) -> Callable[[str], Engine]:
     return made
 
 
-@pytest.fixture(params=FAULTS)
+@pytest.fixture(params=usual(["qwen3_5_text"], FAULTS))
 def family(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
@@ -73,7 +74,9 @@ def test_sound_engine_passes(check: Check) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "fault"), [(family, fault) for family, faults in FAULTS.items() for fault in faults], indirect=["family"]
+    ("family", "fault"),
+    [(family, fault) for family in usual(["qwen3_5_text", "lfm2"], FAULTS) for fault in FAULTS[family]],
+    indirect=["family"],
 )
 def test_found(family: str, fault: str, monkeypatch: pytest.MonkeyPatch, check: Check) -> None:
     FAULTS[family][fault](monkeypatch)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.checks import Silent, first_failure, sweep
-from helpers.examples import usual
+from helpers.examples import thorough, usual
 from helpers.thinking_faults import THINKING_FAULTS
 from helpers.thinking_models import random_model, save_model
 
@@ -87,7 +87,7 @@ def test_found(fault: str, monkeypatch: Patch, check: Check) -> None:
 
 
 @pytest.mark.parametrize("config", ["zero"], indirect=True)
-@pytest.mark.parametrize("fault", ["state_a_chunk_late", "prefix_without_thoughts"])
+@pytest.mark.parametrize("fault", usual(["state_a_chunk_late"], ["prefix_without_thoughts"]))
 def test_explained(fault: str, monkeypatch: Patch, check: Check) -> None:
     """The first thing that differs is a state or a thought, and the explanation says which."""
     THINKING_FAULTS[fault](monkeypatch)
@@ -98,6 +98,7 @@ def test_explained(fault: str, monkeypatch: Patch, check: Check) -> None:
     assert "the state that is added" in said or "thought (" in said
 
 
+@thorough
 def test_drafts_are_rolled_back_at_each_place_of_a_chunk() -> None:
     """Of the quick check's selection for the embedded model, by the adversary: after its first row, its last, between.
 
