@@ -21,10 +21,13 @@ _SHARE = 0.4  # of the free memory, unless the user says how much
 # flag from 3.13 on.
 _KNOWN = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 _LAZY = getattr(mmap, "MAP_NORESERVE", 0x4000 if _KNOWN else 0)
+_OURS = getattr(mmap, "MADV_DONTFORK", None)
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Array:
     """Zeros, on CUDA as a tensor; on a CPU, only the pages that are written are ever taken from the machine.
+
+    Copies of the process (`engine/bounded.py`) do not have them: else passes would have to copy the pages they write.
 
     Raises:
         EngineError: if there is no such memory.
@@ -43,6 +46,8 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Array
         raise EngineError(
             f"no memory for a KV buffer of {size:,.0f} MiB ({e}); give the KV cache less with --kv-memory"
         ) from e
+    if _OURS is not None:
+        pages.madvise(_OURS)
     return np.frombuffer(pages, dtype, count).reshape(shape)
 
 

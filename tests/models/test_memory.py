@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import subprocess
@@ -39,6 +40,24 @@ def test_the_process_can_be_copied_beside_several_engines() -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert all(int(x[-1]) == 0 for x in held)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTFORK"), reason="copies of a process have all of its memory here")
+def test_copies_of_the_process_do_not_have_the_buffers() -> None:
+    """Pages that both have are copied, one by one, when a pass writes to them."""
+    buffer = zeros((1 << 20,), np.dtype(np.uint8), CPU)
+    buffer[:] = 1
+    assert there(buffer)
+    child = os.fork()
+    if not child:
+        os._exit(there(buffer))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def there(buffer: np.ndarray) -> bool:
+    """Whether the memory of a buffer belongs to this process."""
+    spans = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return any(int(first, 16) <= address(buffer) < int(end, 16) for first, end in spans)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
