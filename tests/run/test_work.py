@@ -67,7 +67,7 @@ def test_time_left_counts_only_what_this_run_did(tmp_path: Path, monkeypatch: py
     path, out, watcher = tmp_path / "prompts.jsonl", tmp_path / "out", Watcher()
     path.write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(20)))
     go(path, out, build=stopping_at(6))
-    resumed = go(path, out, watcher).resumed
+    resumed = go(path, out, watcher, build=lambda config: FakeEngine(config, pause=0.01)).resumed
     assert resumed > 2
     last = [each for each in watcher.reports if each.left is not None][-1]
     assert last.left == pytest.approx((20 - last.done) * last.seconds / (last.done - resumed), rel=0.5)
