@@ -50,6 +50,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **LLAMA, head_dim=20, sliding_window=9, layer_types=["sliding_attention", "full_attention"]
     ),
     "gemma2": lambda: hf.Gemma2Config(**LLAMA, head_dim=16, sliding_window=9),
+    "gemma3n": lambda: hf.Gemma3nTextConfig(
+        **{**LLAMA, "num_hidden_layers": 3, "intermediate_size": [90, 96, 75], "head_dim": 20, "sliding_window": 9},
+        **{"layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1},
+        **{"hidden_size_per_layer_input": 14, "vocab_size_per_layer_input": 90, "laurel_rank": 12},
+        **{"altup_active_idx": 1, "altup_correct_scale": False, "activation_sparsity_pattern": [0.9, 0.6, 0.0]},
+    ),
     "cohere": lambda: hf.CohereConfig(**LLAMA, use_qk_norm=True),
     "opt": lambda: hf.OPTConfig(
         vocab_size=97, hidden_size=64, ffn_dim=90, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64
