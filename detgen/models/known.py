@@ -16,7 +16,7 @@ from detgen.models.folders import EMBEDDED, Tensor, check_folder, local_place
 from detgen.models.gguf_header import read_header
 
 _BITS = {"float32": 32.0, "bfloat16": 16.0, "q8": 8.5, "q4_k": 4.5}
-_TOWERS = re.compile(r"(^|\.)(vision|visual|audio)[a-z_]*\.|multi_modal_projector")  # which are not read
+_TOWERS = re.compile(r"(^|\.)(embed_)?(vision|visual|audio)[a-z_]*\.|multi_modal_projector")  # which are not read
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.")
 _TABLE = re.compile(r"\b(embed_tokens|embed_in|wte|word_embeddings)\.weight$")
 _NOT_QUANTIZED = re.compile(r"embed_(tokens|in|positions)|word_embeddings|wte|wpe|norm|\bln_|bias$")
