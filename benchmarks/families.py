@@ -59,6 +59,8 @@ On CUDA, the types that run whole in one call do so too; all others are refused 
 
 Multimodal models that transformers maps to other classes run like the language model in them, if they keep it in a
 module called language_model, and if it sees what a decoder sees; PaliGemma, whose prompts see ahead, is refused.
+Gemma 3n's multimodal models run as Gemma3nForCausalLM, their text part, which needs no timm. Tokens that stand for
+images and sounds have entries in tables beside the towers, which are not read: here they have those of the text's.
 
 Latent attention (DeepSeek V2 and V3, GLM-4-MoE-lite, MiniCPM 3) keeps keys and values as its heads read them, not
 compressed, which takes more memory than its cache could.
@@ -112,9 +114,13 @@ def compared(folder: Path, prompts: list[list[int]], found: dict[int, tuple[list
         RuntimeError: if a token is another although the two best are clearly apart, or logits are not close.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    from detgen.models.wrappers import settings_of_text
+
+    how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    config = settings_of_text(AutoConfig.from_pretrained(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config, **how).eval()
     worst = 0.0
     for i, prompt in enumerate(prompts):
         tokens, logits = found[i]

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from detgen.errors import DEMO
+from detgen.models.wrappers import settings_of_text
 
 VOCABULARY = 4096  # of the embedded tokenizer, which all of them take
 WINDOW = 24  # of sliding windows and chunks: shorter than most prompts
@@ -104,6 +105,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "dots3_note": {"text_config.num_key_value_heads": 4, **_DOTS_VISION},
     "dots3_note_text": {"num_key_value_heads": 4},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
+    "gemma3n": {"text_config.num_hidden_layers": 10, "text_config.num_kv_shared_layers": 5},
     "gemma3n_text": {"num_hidden_layers": 10, "num_kv_shared_layers": 5},
     "gemma4": {"text_config.global_head_dim": 32},
     "gemma4_assistant": {"text_config": _GEMMA4},
@@ -128,8 +130,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-# What transformers can make no model of: with the configuration that it maps it to, or without another library.
-UNMADE = {"gemma3n", "gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody"}
+# What transformers can make no model of, with the configuration that it maps it to.
+UNMADE = {"gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody"}
 
 
 def _size(name: str) -> int | None:
@@ -215,7 +217,7 @@ def save(config: Any, folder: Path, seed: int = 0) -> Any:
     Weights are scaled so that attention and what follows it have a say in the logits.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval().float()
+    model = AutoModelForCausalLM.from_config(settings_of_text(config)).eval().float()
     with torch.no_grad():
         for name, p in model.named_parameters():
             noise = torch.randn(p.shape)

@@ -31,8 +31,6 @@ _RENAMED = {
     "GPTNeoXForCausalLM": ("embed_out.", "lm_head."),
     "NemotronHForCausalLM": ("backbone.", "model."),
     "MixtralForCausalLM": (".block_sparse_moe.", ".mlp."),
-    "Qwen3_5ForCausalLM": ("model.language_model.", "model."),  # the text part of a multimodal model
-    "Qwen3_5MoeForCausalLM": ("model.language_model.", "model."),
 }
 EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
 # The parameters that experts' weights are parts of, and which part.

@@ -8,10 +8,11 @@ from typing import Any
 from detgen import thinking
 from detgen.errors import EngineError
 from detgen.models.explained import explained
+from detgen.models.wrappers import settings_of_text
 
 
 def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:
-    """The configuration and the tokenizer in a folder, which `check_folder` has looked at.
+    """The configuration of what is loaded from a folder, which `check_folder` has looked at, and its tokenizer.
 
     Raises:
         EngineError: as `load_model`.
@@ -20,7 +21,7 @@ def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:
 
     thinking.register()
     with explained(name, "config.json"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        config = settings_of_text(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
     tokens = next((f for f in ("tokenizer.json", "tokenizer_config.json") if (folder / f).exists()), None)
     if tokens is None and not any((folder / f).exists() for f in ("tokenizer.model", "vocab.json", "vocab.txt")):
         raise EngineError(f"cannot load the tokenizer of {name}: put its tokenizer.json next to config.json")

@@ -1,11 +1,13 @@
 """Multimodal models, of which the text part runs: their towers, which see images or hear, are not even read.
 
 Such a model is a wrapper with a language model inside. It runs by the wrapper's own class, so that positions, masks and
-names of weights are what transformers makes of them; without an image its towers have no say.
+names of weights are what transformers makes of them; without an image its towers have no say. Gemma 3n runs by the
+class that transformers has for its text part: it cannot make the wrapper without timm.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PATH = "model.language_model"
+# Classes of text parts, which read multimodal checkpoints as well.
+_TEXT_PARTS = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Gemma3nForCausalLM")
+_BESIDE = re.compile(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\.")  # in Gemma 3n's
 
 
 def auto_class(config: Any) -> Any:
@@ -22,6 +27,17 @@ def auto_class(config: Any) -> Any:
 
     known = (of for of in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in of._model_mapping)
     return next(known, AutoModelForCausalLM)
+
+
+def settings_of_text(config: Any) -> Any:
+    """The configuration of the text part, if that is loaded by itself; otherwise the one that is given."""
+    if config.model_type != "gemma3n":
+        return config
+    text = config.get_text_config()
+    for name in ("quantization_config", "eos_token_id"):  # which stand beside it
+        if getattr(config, name, None) is not None:
+            setattr(text, name, getattr(config, name))
+    return text
 
 
 def language_model(model: nn.Module) -> str | None:
@@ -51,10 +67,12 @@ def without_towers(model: PreTrainedModel) -> set[str]:
 
 
 def renaming(model: PreTrainedModel) -> Callable[[str], str]:
-    """What names in files become, as transformers renames them; of a model that is no wrapper, they stay.
+    """What names in files become, as transformers renames them; those of a model that was never multimodal stay.
 
     Ask for it before the towers are left out.
     """
+    if type(model).__name__ in _TEXT_PARTS:
+        return lambda name: name.replace(f"{_PATH}.", "model.", 1)
     if language_model(model) is None:
         return lambda name: name
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -68,4 +86,5 @@ def renaming(model: PreTrainedModel) -> Callable[[str], str]:
 def of_text(names: Collection[str], left_out: set[str]) -> set[str]:
     """The names that are no tensors of towers."""
     towers = {name.rpartition(".")[0] for name in left_out}
-    return {name for name in names if name not in left_out and name.rpartition(".")[0] not in towers}
+    of_towers = {name for name in names if name.rpartition(".")[0] in towers or _BESIDE.match(name)}
+    return set(names) - of_towers - left_out

@@ -12,17 +12,20 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from helpers.families import LLAMA, TOWER, WINDOW
+from helpers import adapters
+from helpers.families import DESCRIBED, LLAMA, TOWER, WINDOW
 from safetensors.torch import load_file, save_file
+from transformers.models.gemma3n import modeling_gemma3n
 
 from detgen import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
 from detgen.models.description import has_description
+from detgen.models.known import known
 from detgen.models.loading import load_model
 from detgen.models.stored import without_weights
-from detgen.models.wrappers import without_towers
+from detgen.models.wrappers import settings_of_text, without_towers
 from detgen.program.arrays import FLOAT32, array
 from detgen.runner.preparing import prepare
 
@@ -50,11 +53,13 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
 IDS = [(7 * i * i + 3 * i) % 300 + 3 for i in range(2 * WINDOW)]
 
 
-def logits_of(folder: Path) -> np.ndarray:
-    """Those of a pass that reads IDS; the model has a program and no towers."""
-    loaded = load_model(folder, "model", "float32", "none")
+def logits_of(folder: Path, adapter: Path | None = None) -> np.ndarray:
+    """Those of a pass that reads IDS; the model has a program and no towers, and its weights are read as it runs."""
+    loaded = load_model(folder, "model", "float32", "none", adapter=adapter)
+    assert loaded.model.device.type == "meta"
     names = {name for name, _ in loaded.model.named_parameters()}
-    assert all(name.startswith(("model.language_model.", "lm_head.")) for name in names)
+    kept = "model." if type(loaded.model).__name__ == "Gemma3nForCausalLM" else "model.language_model."
+    assert all(name.startswith((kept, "lm_head.")) for name in names)
     runner = prepare(loaded, None, CPU, batch_size=1, kv_memory=8 << 20).runners[0]
     assert type(runner.decoder).__name__ == "CDecoder"
     runner.cache.pages.lay_out(1, len(IDS))
@@ -136,3 +141,77 @@ def test_settings_of_the_text_part_under_which_its_family_is_another(window: int
     model = without_weights(config, FLOAT32)
     without_towers(model)
     assert has_description(model) == has_description(without_weights(text, FLOAT32)) == (window is not None)
+
+
+class NoTowers:
+    """Stands for transformers' `AutoModel`, which would ask timm for a tower."""
+
+    @staticmethod
+    def from_config(config: Any, **how: Any) -> torch.nn.Module:
+        made: torch.nn.Module = (
+            hf.AutoModel.from_config(config, **how)
+            if config.model_type == "gemma3n_text"
+            else torch.nn.ModuleDict({"conformer": torch.nn.Linear(3, 3)})
+        )
+        return made
+
+
+@pytest.fixture(scope="module")
+def gemma3n(random_model: Callable[..., Path]) -> tuple[Path, np.ndarray]:
+    """A wrapper with towers of a layer each, and what it gives itself; it reads the last tokens by other tables."""
+    others = {"hidden_size": 24, "vocab_size": 8}
+    config = hf.Gemma3nConfig(
+        text_config=DESCRIBED["gemma3n_text"](),
+        vision_config=others | {"vocab_offset": 304},
+        audio_config=others | {"vocab_offset": 312},
+    )
+    assert max(IDS) < 304
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_gemma3n, "AutoModel", NoTowers)
+        folder = random_model(config)
+        model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    assert type(model).__name__ == "Gemma3nForConditionalGeneration"
+    with torch.inference_mode():
+        return folder, array(model(input_ids=torch.tensor([IDS])).logits[0])
+
+
+def test_gemma_3n_needs_no_library_of_towers(gemma3n: tuple[Path, np.ndarray], tmp_path: Path) -> None:
+    """Its text part gives what the wrapper gives, whatever files have beside it: towers, keys that no layer makes."""
+    folder, want = gemma3n
+    names = load_file(folder / "model.safetensors").keys()
+    for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio"):
+        assert any(name.startswith(f"model.{part}.") for name in names)
+    found = logits_of(folder)
+    assert abs(found - want).max() <= 2e-5 * abs(want).max()
+    loaded = load_model(folder, "model", "float32", "none")
+    assert known(str(folder)).parameters == sum(p.numel() for p in loaded.model.parameters())
+    more = changed(folder, tmp_path / "more", lambda name: name)
+    weights = load_file(more / "model.safetensors")
+    sees_others = "model.language_model.layers.4.self_attn"
+    weights |= {f"{sees_others}.k_proj.weight": torch.ones(36, 64), f"{sees_others}.k_norm.weight": torch.ones(18)}
+    save_file(weights, more / "model.safetensors", metadata={"format": "pt"})
+    alone = changed(folder, tmp_path / "alone", lambda name: name if "language_model" in name else None)
+    assert all(same_bits(logits_of(each), found) for each in (more, alone))
+
+
+def test_adapters_of_a_wrapper_whose_text_part_runs(gemma3n: tuple[Path, np.ndarray], tmp_path: Path) -> None:
+    """By its names of modules and by those of the text part."""
+    name = "layers.1.self_attn.q_proj"
+    found = []
+    for prefix in ("model.language_model", "model"):
+        tensors = adapters.factors({f"{prefix}.{name}": (4 * 18, 64)})
+        found.append(logits_of(gemma3n[0], adapters.write(tmp_path / prefix, tensors)))
+    assert same_bits(*found)
+    assert not same_bits(found[0], logits_of(gemma3n[0]))
+
+
+def test_what_a_wrapper_says_of_its_text() -> None:
+    """How its weights are quantized, and what ends a text."""
+    quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    config = hf.Gemma3nConfig(quantization_config=quantized, eos_token_id=[1, 106])
+    text = settings_of_text(config)
+    assert (text.model_type, text.quantization_config, text.eos_token_id) == ("gemma3n_text", quantized, [1, 106])
+    assert settings_of_text(text) is text
+    assert settings_of_text(hf.Gemma3nConfig()).eos_token_id == 1
+    other = WRAPPERS["gemma3"]()
+    assert settings_of_text(other) is other
