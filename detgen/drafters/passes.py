@@ -86,7 +86,7 @@ class PassDrafter(Drafter):
     def _foreseeable(self, reads: list[Window], choices: list[Choice]) -> bool:
         """Whether one call can make several passes: nothing but the logits decides."""
         chaining = self.runner.chaining
-        if chaining is None or chaining.outputs != self._vocabulary:
+        if not self.runner.rewinds or chaining is None or chaining.outputs != self._vocabulary:
             return False
         plain = all(choice.adjustment is None for choice in choices)
         return plain and sum(len(read.tokens) for read in reads) <= MOST_ROWS

@@ -36,6 +36,11 @@ class Passes(Protocol):
         ...
 
     @property
+    def rewinds(self) -> bool:
+        """Whether rows of any number of passes may turn out not to stand."""
+        ...
+
+    @property
     def chaining(self) -> Chaining | None:
         """Makes one call of several, in which each reads what the one before chose; None where that cannot be."""
         ...
@@ -80,7 +85,7 @@ class Policy:
         assert chaining is not None, "it may chain"
         kept = chaining.kept
         asked = live.adjusted[slots].any() or (not kept and live.wordy[slots].any())
-        return not asked and len(slots) * most * kept <= _LOGITS
+        return self._passes.rewinds and not asked and len(slots) * most * kept <= _LOGITS
 
     def spans(self, live: RunningBatch, slots: np.ndarray, room: np.ndarray, most: int, *, waiting: bool) -> np.ndarray:
         """The passes of a call that each sequence takes part in, int64 [n].

@@ -86,7 +86,12 @@ class ModelRunner:
     @property
     def chaining(self) -> Chaining | None:
         """Runs several passes in one call; None where that cannot be done now."""
-        return None if self.thinking is not None or self.cache.states is not None else self.decoder.chaining
+        return None if self.thinking is not None else self.decoder.chaining
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether rows of any number of passes may turn out not to stand: states cannot be set back so far."""
+        return self.cache.states is None
 
     @property
     def most_drafted(self) -> int:
@@ -214,6 +219,8 @@ class ModelRunner:
         started, asked = time.perf_counter(), lengths.copy()
         batch = self.pack(windows)
         found = call(chaining, batch)
+        if self.cache.states is not None:
+            self.cache.states.at[windows.slots] = windows.starts + windows.lengths - 1 + lengths
         self._count(batch, lengths if chaining.stops else asked, time.perf_counter() - started)
         return found
 

@@ -37,6 +37,7 @@ class PredictablePasses:
     """
 
     def __init__(self, chains: bool) -> None:
+        self.rewinds = True
         self.chaining = SimpleNamespace(outputs=VOCABULARY) if chains else None
         self.pages = BlockManager(400)
         for slot in range(16):

@@ -60,7 +60,7 @@ def policy(drafter: Drafter, draft_tokens: int = 4, chains: bool = True, kept: i
     """One for passes that take a millisecond, unless a test says otherwise."""
     chaining = SimpleNamespace(kept=kept) if chains else None
     cost = SimpleNamespace(predict=lambda rows: 1e-3)
-    given = {"chaining": chaining, "cost": cost, "most_drafted": MOST_ROWS - 1, **passes}
+    given = {"chaining": chaining, "cost": cost, "most_drafted": MOST_ROWS - 1, "rewinds": True, **passes}
     return Policy(drafter, draft_tokens, SimpleNamespace(**given))
 
 
@@ -130,6 +130,7 @@ def test_what_can_be_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     found = policy(NoDrafter())
     assert found.may_foresee(live, np.array([0, 2]), 4)
     assert not found.may_foresee(live, np.array([0, 1]), 4)
+    assert not policy(NoDrafter(), rewinds=False).may_foresee(live, np.array([0]), 1)  # of a target that keeps states
     chosen = policy(NoDrafter(), kept=0)  # no logits are left to tell log-probabilities of
     assert chosen.may_foresee(live, np.array([0]), 4)
     assert not chosen.may_foresee(live, np.array([2]), 4)

@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.examples import examples
+import transformers
+from helpers.examples import examples, usual
+from helpers.families import DESCRIBED, ROWS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,18 +21,17 @@ from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.machine import CPU
 from detgen.models.attaching import attach
 from detgen.models.program_builder import ProgramBuilder
-from detgen.program.arrays import FLOAT32
+from detgen.program.arrays import FLOAT32, array
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner
+from detgen.runner.state_cache import StateCache
 
 VOCABULARY, SLOTS = 300, 4
 
 
 @pytest.fixture(scope="module")
 def forward() -> ModelRunner:
-    import transformers
-
     torch.manual_seed(4)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -224,3 +225,36 @@ def test_passes_that_nobody_needs_are_not_run(forward: ModelRunner) -> None:
     model._programs._embedding[5] = kept
     assert (tokens.tolist(), scores.finite.tolist(), lengths.tolist()) == ([5], [False], [1])
     assert forward.passes == before + 1
+
+
+@pytest.mark.parametrize("family", usual(["qwen3_5_text"], ["lfm2", "mamba2", "falcon_h1"]))
+def test_states_move_on(family: str) -> None:
+    """Of a delta rule, of convolutions alone, of a state space, and of one beside an attention."""
+    results = []
+    for at_once in (False, True):
+        torch.manual_seed(7)
+        model = transformers.AutoModelForCausalLM.from_config((DESCRIBED | ROWS)[family]()).eval()
+        layout = attach(model, family)
+        states = StateCache(layout.states, SLOTS, CPU)
+        cache = KVCache(layout.cached, BlockManager(2 * SLOTS), FLOAT32, CPU, states)
+        cache.pages.lay_out(SLOTS, 128)
+        runner = ModelRunner(CDecoder(ProgramBuilder(model, cache, layout.traits)), cache, layout.group)
+        runner.run([Window(slot, 0, list(range(5, 65 + slot)), 0) for slot in range(SLOTS)])
+        windows = Windows.of([Window(3, 63, [9, 8, 7], 1), Window(0, 60, [4], 1), Window(1, 61, [6], 1)])
+        lengths = np.array([4, 6, 1])
+        if at_once:
+            tokens, scores = runner.chain(windows, lengths)
+            rows = list(zip(tokens.tolist(), *(x.tolist() for x in scores[:3]), strict=True))
+        else:
+            found = one_by_one(runner, windows, lengths.tolist())
+            rows = [found[i, step] for i, n in enumerate(lengths.tolist()) for step in range(n)]
+        # Where each stands, and what the next pass makes of it, drafts included.
+        after = [Window(2, 62, [3], 1), *(Window(s, int(states.at[s]), [3, 5], 2, drafted=1) for s in (3, 0, 1))]
+        results.append((rows, states.at.tolist(), array(runner.run(after)), list(cache.keys), states.layers))
+    (one, at, further, keys, kept), (other, reached, likewise, own, left) = results
+    assert one == other
+    assert at == reached
+    assert at[3] == 63 + 3 + 3
+    assert same_bits(further, likewise)
+    assert all(same_bits(a, b) for a, b in zip(keys, own, strict=True))
+    assert all(same_bits(a.state, b.state) for a, b in zip(kept, left, strict=True) if a is not None and b is not None)

@@ -62,10 +62,11 @@ int run_chain(const Program *program, const Pass *first, const Chain *chain) {
     const int64_t n = first->wanted, out = program->out, width = program->widths[out];
     int64_t *numbers = malloc(sizeof(int64_t) * n * 5), *at = numbers + 4 * n;
     Piece *pieces = malloc(sizeof(Piece) * n);
+    Span *spans = malloc(sizeof(Span) * n);
     float **given = malloc(sizeof(float *) * program->buffers);
     float *results = malloc(sizeof(float) * n * width);
     uint8_t *broken = malloc(n);
-    int failed = !numbers || !pieces || !given || !results || !broken;
+    int failed = !numbers || !pieces || !spans || !given || !results || !broken;
     Pass pass = *first;
     pass.given = given;
     if (!failed) {
@@ -75,7 +76,7 @@ int run_chain(const Program *program, const Pass *first, const Chain *chain) {
         if (!failed) keep_results(chain, 0, n, at, results, width, pass.threads);
     }
     pass.ids = numbers, pass.positions = numbers + n, pass.places = numbers + 2 * n, pass.want = numbers + 3 * n;
-    pass.piece = pieces, pass.broken = broken;
+    pass.piece = pieces, pass.span = spans, pass.broken = broken;
     for (int64_t step = 1; step < chain->steps && !failed; step++) {
         int64_t rows = 0;
         for (int64_t i = 0; i < n; i++) {
@@ -90,16 +91,17 @@ int run_chain(const Program *program, const Pass *first, const Chain *chain) {
             numbers[rows] = token, numbers[n + rows] = position;
             numbers[2 * n + rows] = page * PAGE + position % PAGE, numbers[3 * n + rows] = rows;
             pieces[rows] = (Piece){chain->slots[i], position, 1, rows};
+            spans[rows] = (Span){chain->slots[i], rows, position, 1, position, position + 1}; /* its row stands */
             at[rows++] = i;
         }
         if (!rows) break;
-        pass.rows = pass.wanted = pass.pieces = rows;
+        pass.rows = pass.wanted = pass.pieces = rows, pass.spans = first->spans ? rows : 0;
         memset(broken, 0, n);
         failed = run_pass(program, &pass);
         if (failed) break;
         keep_results(chain, step, rows, at, results, width, pass.threads);
         for (int64_t r = 0; r < rows; r++) chain->broken[at[r] * chain->steps + step] = broken[r];
     }
-    free(numbers), free(pieces), free(given), free(results), free(broken);
+    free(numbers), free(pieces), free(spans), free(given), free(results), free(broken);
     return failed;
 }

@@ -182,7 +182,7 @@ class Runner:
 
     def _chain(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None, chain: Chain) -> np.ndarray:
         """Run it; returns whether keys of the last layer are not finite, bool [sequences, passes]."""
-        assert rows.spans is None, "states are not kept in chains"
+        assert rows.spans is None or not chain.draws, "states cannot be set back where a row read what does not stand"
         chain.steps = int(lengths.max())
         broken = np.zeros((len(slots), chain.steps), bool)
         chain.slots, chain.lengths, chain.broken = map(address, (slots, lengths, broken))
