@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
 from detgen.errors import CheckError
 from detgen.outputs import KeptSamples
-from detgen.outputs.manifest_reading import read_manifest
 from detgen.verify.perturb.generation_digests import Observed, line_of
 from detgen.verify.perturb.running import Generated, Task
 from detgen.verify.perturb.timing import OutOfTime, check_time
@@ -29,7 +29,7 @@ _TRIES = 3  # to kill a run before it has ended
 def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> Generated:
     """Run a task, kill it by SIGKILL when the first of its samples are committed, and run it again to the end.
 
-    A run of few tokens may end before it is killed; it is then run anew, at most three times.
+    A run of few tokens may have them all before it is killed; it is then run anew, at most three times.
 
     Args:
         task: its setting must be one that the command line has.
@@ -45,31 +45,30 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
     """
     with tempfile.TemporaryDirectory(prefix="detgen-") as name:
         folder = Path(name)
+        samples = sum(r.params.n for r in task.queue)
         prompts = "".join(json.dumps(_line(r)) + "\n" for r in task.queue)
         (folder / "prompts.jsonl").write_text(prompts, encoding="utf-8")
         command = [*DETGEN, "run", str(folder / "prompts.jsonl"), *_options(task, config), "-o", str(folder / "out")]
         for _ in range(_TRIES):
             shutil.rmtree(folder / "out", ignore_errors=True)
-            if killed := _run(command, until, folder / "out"):
+            if killed := _run(command, until, folder / "out") < samples:
                 break
-        _run(command, until)
+        _run(command, until, None)
         lines = (folder / "out" / "outputs.jsonl").read_text(encoding="utf-8").splitlines()
     found = [line for line in map(line_of, lines) if "error" not in line]
     seen = [Observed(line["prompt_tokens"], tuple(line["token_ids"]), line) for line in found]
     return Generated({(each.line["id"], each.line["sample"]): each for each in seen}, kills=int(killed))
 
 
-def _run(command: list[str], until: float | None, out: Path | None = None) -> bool:
-    """Run a command to its end, or until the store of its folder has a sample; whether it was killed before its end."""
+def _run(command: list[str], until: float | None, out: Path | None) -> float:
+    """Run a command to its end, or kill it once the store of its folder has a sample; how many that has then."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             while out is not None and process.poll() is None:
-                with KeptSamples(out) as kept:
-                    begun = kept.count() > 0
-                if begun:
+                if _kept(out):
                     process.kill()
                     process.wait()
-                    return bool(read_manifest(out)["status"] != "finished")
+                    return _kept(out)
                 check_time(until)
                 time.sleep(_LOOK_SECONDS)
             _, errors = process.communicate(timeout=None if until is None else max(until - time.monotonic(), 0.0))
@@ -79,7 +78,13 @@ def _run(command: list[str], until: float | None, out: Path | None = None) -> bo
             process.kill()  # not to outlive an interrupted check
     if process.returncode:
         raise CheckError(f"detgen run ended with exit status {process.returncode}: {errors.strip()}")
-    return False
+    return math.inf  # it has them all
+
+
+def _kept(out: Path) -> int:
+    """How many samples the store of a folder has."""
+    with KeptSamples(out) as kept:
+        return kept.count()
 
 
 def _options(task: Task, config: EngineConfig) -> list[str]:

@@ -51,4 +51,4 @@ def test_a_run_that_had_ended_is_run_anew(
     result = check.run([Setting(batch=2, drafter="ngram", process="resumed", prefix_cache="cold")])
     assert result.failures == []
     assert result.kills == 1
-    assert len([found for found in seen if found]) == 2  # of the run that had ended, and of that which was killed
+    assert max(seen) > seen[-1] > 0  # the run that was killed in the end had samples to come, the first did not
