@@ -220,7 +220,7 @@ class ModelRunner:
         batch = self.pack(windows)
         found = call(chaining, batch)
         if self.cache.states is not None:
-            self.cache.states.at[windows.slots] = windows.starts + windows.lengths - 1 + lengths
+            self.cache.states.move(windows, lengths - 1)
         self._count(batch, lengths if chaining.stops else asked, time.perf_counter() - started)
         return found
 

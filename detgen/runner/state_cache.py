@@ -66,10 +66,10 @@ class StateCache:
         rows = lengths.cumsum() - lengths
         return np.stack((slots, rows, starts, lengths, base, _certain(windows, base)), axis=1)
 
-    def move(self, windows: Windows) -> None:
-        """Note that a pass of these windows has run."""
+    def move(self, windows: Windows, further: np.ndarray | int = 0) -> None:
+        """Note that a pass of these windows has run, and so many passes of one row each behind it, which stand."""
         base = np.where(windows.starts > 0, self.at[windows.slots], 0)
-        self.at[windows.slots] = _certain(windows, base)
+        self.at[windows.slots] = _certain(windows, base) + further
 
     def reach(self, slots: int) -> None:
         """Have room for so many slots."""
