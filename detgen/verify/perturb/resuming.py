@@ -23,7 +23,7 @@ from detgen.verify.perturb.timing import OutOfTime, check_time
 DETGEN = (sys.executable, "-m", "detgen")  # what starts detgen; tests start a broken one
 
 _LOOK_SECONDS = 0.005  # between two looks at the store
-_TRIES = 3  # to kill a run before it has ended
+_TRIES = 3  # to kill a run that has samples to come
 
 
 def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> Generated:
@@ -37,7 +37,7 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
         until: when it must be done, as `time.monotonic`; None for whenever.
 
     Returns:
-        What the run wrote, without digests; a kill if it was killed before it had ended.
+        What the run wrote, without digests; a kill if it was killed before it had all samples.
 
     Raises:
         CheckError: if a run fails; the message is its own.
