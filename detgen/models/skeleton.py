@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LARGEST = 1 << 16  # entries of a buffer that is taken along: frequencies, not masks
+# Where a model was loaded from, and by what: this says nothing of it.
+_ORIGIN = ("name_or_path", "_name_or_path", "transformers_version")
 _UNREAD = "_keys_to_ignore_on_load_unexpected"  # patterns of names, of a transformers model
 
 
@@ -171,7 +173,7 @@ def _taken(module: nn.Module, parameters: dict[nn.Parameter, int], configs: dict
     if hasattr(config := own.pop("config", None), "to_dict"):
         configs.setdefault(id(config), config)
         taken["config"] = list(configs).index(id(config))
-    taken["settings"] = {name: value for name, value in own.items() if _is_plain(value)}
+    taken["settings"] = {name: value for name, value in own.items() if _is_plain(value) and name not in _ORIGIN}
     taken["buffers"] = {
         name: buffer.tolist()
         for name, buffer in module.named_buffers(recurse=False)
@@ -192,7 +194,7 @@ def _values(config: Any) -> dict[str, Any]:
     for name in sorted({*config.to_dict(), *getattr(config, "attribute_map", ())}):
         with suppress(RuntimeError):  # where layers have numbers of their own
             values[name] = getattr(config, name, None)
-    return {name: value for name, value in values.items() if _is_plain(value)}
+    return {name: value for name, value in values.items() if _is_plain(value) and name not in _ORIGIN}
 
 
 def _is_plain(value: Any) -> bool:
