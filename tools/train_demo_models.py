@@ -1,6 +1,7 @@
 """Train the two demo models that detgen ships, and write their folders.
 
     python tools/train_demo_models.py --out detgen/demo_models
+    python tools/keep_demo_models.py    # afterwards: what transformers tells of them is shipped, too
 
 The target learns the standard library's source; the draft learns the target's
 predictions on the same text. The work folder keeps checkpoints: a run that was

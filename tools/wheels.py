@@ -27,6 +27,9 @@ PLATFORMS = {
     "macosx_11_0_arm64": ("plain",),
     "macosx_11_0_x86_64": X86,
 }
+# What a package is easily built without.
+EMBEDDED = ("target/model.safetensors", "target.kept", "draft.kept")  # of the models, and what was told of them
+FILES = ("detgen/__main__.py", "detgen/py.typed", *(f"detgen/demo_models/{name}" for name in EMBEDDED))
 _GLIBC = (2, 17)
 _NEEDED = {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 _ELF = {62: "x86_64", 183: "aarch64"}  # e_machine
@@ -47,7 +50,7 @@ def faults(wheel: Path) -> Iterator[str]:
     found = {name for name in contents if name.endswith((".so", ".dylib", ".pyd"))}
     if found != libraries:
         yield f"the libraries are {sorted(found)}, not {sorted(libraries)}"
-    for name in ("detgen/__main__.py", "detgen/py.typed", "detgen/demo_models/target/model.safetensors"):
+    for name in FILES:
         if name not in contents:
             yield f"{name} is missing"
     for name in contents:

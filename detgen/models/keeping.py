@@ -4,6 +4,10 @@ Kept are the model's modules without their weights, its tokenizer, and what its 
 which follow from the model's files, the settings and the versions of libraries. Packed passes are compared each time a
 model is prepared, kept or not (`detgen/runner/comparing.py`). Nothing is kept of models with code of their own, of
 those that transformers itself has to load, and where the user's cache cannot be written.
+
+What was told of the embedded models is shipped beside them, so that not even their first run asks. It is what the
+versions of the release told, by its own code, whatever is installed: the models are the release's, too. A test compares
+it with what is told today (`tests/tools/test_keep_demo_models.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 import detgen
+from detgen.errors import DEMO
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.decoder import StateShape
 from detgen.machine import user_cache
@@ -34,6 +39,9 @@ _PACKAGES = ("transformers", "torch", "tokenizers", "gguf", "numpy", "ml_dtypes"
 _MOST = 32  # models that are kept, the ones written last
 _DIGEST = hashlib.sha256().digest_size
 _FACTS = "facts"
+# Embedded models of which it is shipped what was told, each in its own role, and the settings for which it is: number
+# format, quantization, adapter.
+_SHIPPED, _USUAL = ("target", "draft"), ("auto", "none", None)
 
 
 class Kept(NamedTuple):
@@ -73,6 +81,33 @@ class Kept(NamedTuple):
         depth = Depth(**found["depth"], logits=arrays["depth"]) if "depth" in found else None
         return OwnForward(layout, arrays.get("reference"), depth, found["agreed"])
 
+    @classmethod
+    def read(cls, path: Path) -> Kept | None:
+        """What a file holds; None if there is none, or if it is damaged."""
+        try:
+            content = path.read_bytes()
+            if hashlib.sha256(content[_DIGEST:]).digest() != content[:_DIGEST]:
+                return None
+            arrays = load(content[_DIGEST:])
+            facts = json.loads(arrays.pop(_FACTS).tobytes())
+        except (OSError, SafetensorError):
+            return None
+        return cls(facts, arrays)
+
+    def packed(self) -> bytes:
+        """The content of such a file."""
+        facts = np.frombuffer(json.dumps(self.facts).encode(), dtype=np.uint8)
+        content = save({**self.arrays, _FACTS: facts})
+        return hashlib.sha256(content).digest() + content
+
+
+def shipped(path: Path, *asked: object) -> Path | None:
+    """The file in which it is shipped what was told of a model used in one way, if it is; arguments as `Place`."""
+    for role in _SHIPPED:
+        if asked == (role, *_USUAL) and os.path.realpath(path) == os.path.realpath(DEMO / role):
+            return DEMO / f"{role}.kept"
+    return None
+
 
 class Place:
     """Where something is kept of one model, used in one way.
@@ -86,33 +121,24 @@ class Place:
         versions = _versions()
         facts = repr((versions, os.path.realpath(path), *asked)).encode()
         self._path: Path | None = None
+        self._shipped = shipped(path, *asked)
         with suppress(RuntimeError):  # there is no home
             self._path = None if versions is None else user_cache() / "models" / hashlib.sha256(facts).hexdigest()
 
     def read(self) -> Kept | None:
-        """What is kept; None if nothing is, or if it is damaged."""
-        try:
-            content = b"" if self._path is None else self._path.read_bytes()
-            if hashlib.sha256(content[_DIGEST:]).digest() != content[:_DIGEST]:
-                return None
-            arrays = load(content[_DIGEST:])
-            facts = json.loads(arrays.pop(_FACTS).tobytes())
-        except (OSError, SafetensorError):
-            return None
-        return Kept(facts, arrays)
+        """What is kept, else what is shipped; None if there is neither, or it is damaged."""
+        return next((kept for path in (self._path, self._shipped) if path and (kept := Kept.read(path))), None)
 
     def write(self, kept: Kept) -> None:
         """Keep that, if the folder can be written."""
         if self._path is None:
             return
-        facts = np.frombuffer(json.dumps(kept.facts).encode(), dtype=np.uint8)
-        content = save({**kept.arrays, _FACTS: facts})
         folder = self._path.parent
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with NamedTemporaryFile(dir=folder, prefix=".", delete=False) as file:
                 try:
-                    file.write(hashlib.sha256(content).digest() + content)
+                    file.write(kept.packed())
                     os.replace(file.name, self._path)
                 except OSError:
                     os.unlink(file.name)

@@ -31,6 +31,7 @@ from detgen.models.parts import Norm
 from detgen.models.skeleton import model_of, skeleton_of
 from detgen.models.stored import held, without_weights
 from detgen.program.arrays import FLOAT32
+from detgen.runner import comparing
 
 
 @pytest.fixture
@@ -70,12 +71,43 @@ def kept(loaded: list[LoadedModel]) -> bool:
         *("gemma3", "GGUF Q4_0"),
     ],
 )
-def test_bits_are_the_same(name: str, tmp_path: Path, loaded: list[LoadedModel]) -> None:
-    """Lines and logits."""
+def test_bits_are_the_same(
+    name: str, tmp_path: Path, loaded: list[LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines and logits, of embedded models as if nothing were shipped."""
+    monkeypatch.setattr(keeping, "_SHIPPED", ())
     known = json.loads(KNOWN.read_text(encoding="utf-8"))[name]
     (tmp_path / "model").mkdir()
     for again in (False, True):
         assert digest(CASES[name], tmp_path / "model") == known
+        assert kept(loaded) == again
+
+
+@pytest.mark.parametrize("name", ["embedded, draft model", "embedded, scored"])
+def test_bits_by_what_is_shipped_are_the_same(
+    name: str, tmp_path: Path, loaded: list[LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked, or kept, and the bits of the passes are those that were compared with logits."""
+    for check in ("check_reference", "check_depth"):
+        monkeypatch.delattr(comparing, check)
+    assert digest(CASES[name], tmp_path) == json.loads(KNOWN.read_text(encoding="utf-8"))[name]
+    assert all(model.own is not None for model in loaded)
+    assert not Path(os.environ["XDG_CACHE_HOME"]).exists()
+
+
+def test_what_is_shipped_is_of_these_files(
+    tmp_path: Path, loaded: list[LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another model in their place, transformers is asked, and what is kept of it then comes first."""
+    shutil.copytree(keeping.DEMO / "target", tmp_path / "target")
+    shutil.copy(keeping.DEMO / "target.kept", tmp_path)
+    monkeypatch.setattr(keeping, "DEMO", tmp_path)
+    engine(tmp_path / "target")
+    assert kept(loaded)
+    with (tmp_path / "target" / "config.json").open("a") as file:
+        file.write("\n")
+    for again in (False, True):
+        engine(tmp_path / "target")
         assert kept(loaded) == again
 
 
@@ -233,16 +265,24 @@ def test_the_oldest_make_room(folder: Path, loaded: list[LoadedModel], monkeypat
     assert len(list((Path(os.environ["XDG_CACHE_HOME"]) / "detgen" / "models").iterdir())) == 2
 
 
+@pytest.mark.parametrize("shipped", [False, True])
 def test_a_run_imports_no_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    shipped: bool,
 ) -> None:
-    """From the second on; the bytes stay."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    """From the second on, of embedded models from the first, where nothing can be kept; nor PyTorch. The bytes stay."""
     arguments = ["run", "--prompt", "def f(", "--max-tokens", "4", "-o", "-"]
+    if not shipped:
+        arguments += ["--target", str(folder), "--drafter", "none"]
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     status, first = written(capfd, *arguments, "-q")
     assert (status, bool(first)) == (0, True)
     code = "import gc, sys; from detgen.__main__ import main; sys.argv[0] = 'detgen'\n"
-    code += "try: main()\nfinally: print('transformers' in sys.modules, gc.get_stats()[0]['collections'])"
+    code += "try: main()\n"
+    code += "finally: print(bool({'torch', 'transformers'} & sys.modules.keys()), gc.get_stats()[0]['collections'])"
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     text, imported, searches = done.stdout.replace("\n", " ").rsplit(maxsplit=2)
     assert (f"{text}\n", imported) == (first, "False"), done.stderr
@@ -269,7 +309,7 @@ def test_forms_of_texts_know_a_kept_tokenizer(loaded: list[LoadedModel], folder:
 
 
 def test_a_chat_loads_no_tokenizer_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the second run on; the module that renders chats is enough."""
+    """The module that renders chats is enough."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     prompts = tmp_path / "chats.jsonl"
     prompts.write_text('{"messages": [{"role": "user", "content": "Add two numbers."}]}\n')

@@ -33,14 +33,13 @@ def mach_o(kind: int, least: tuple[int, int]) -> bytes:
 
 
 LINUX = elf(62, "GLIBC_2.2.5", "GLIBC_2.17", "libc.so.6", "libm.so.6")
-FILES = ("detgen/__main__.py", "detgen/py.typed", "detgen/demo_models/target/model.safetensors")
 
 
 def wheel(folder: Path, platform: str, library: bytes, *, tag: str = "", **files: bytes | None) -> list[str]:
     """What is wrong with a wheel of that platform whose libraries are all the same; of these files some are others."""
     name = f"detgen-1.0-{tag or f'py3-none-{platform}'}.whl"
     said = f"Root-Is-Purelib: false\nTag: py3-none-{platform}\n".encode()
-    contents: dict[str, bytes | None] = {"detgen-1.0.dist-info/WHEEL": said, **dict.fromkeys(FILES, b"")}
+    contents: dict[str, bytes | None] = {"detgen-1.0.dist-info/WHEEL": said, **dict.fromkeys(wheels.FILES, b"")}
     contents |= {f"detgen/kernels/c/_{build}.so": library for build in wheels.PLATFORMS[platform]}
     with zipfile.ZipFile(folder / name, "w") as file:
         for path, content in (contents | files).items():
@@ -86,6 +85,7 @@ def test_what_a_library_needs(tmp_path: Path, platform: str, library: bytes, fau
         ({"detgen/kernels/c/_avx2.so": None}, "the libraries are"),
         ({"detgen/kernels/c/_avx2.cpython-311-x86_64-linux-gnu.so": LINUX}, "the libraries are"),
         ({"detgen/py.typed": None}, "detgen/py.typed is missing"),
+        ({"detgen/demo_models/draft.kept": None}, "detgen/demo_models/draft.kept is missing"),
         ({"tests/conftest.py": b""}, "tests/conftest.py does not belong there"),
         ({"detgen-1.0.dist-info/WHEEL": b"Root-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n"}, "WHEEL has other"),
     ],
