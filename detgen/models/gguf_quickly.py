@@ -1,18 +1,22 @@
-"""Makes the gguf package quick enough for transformers, which asks it for the same things again and again.
+"""Makes transformers quicker at GGUF files, by the gguf package and by itself: it asks for the same again and again.
 
-Its reader makes two numpy arrays of each string of a list, and vocabularies have hundreds of thousands; its table of
-tensors' names is built anew for each module of a model. What transformers receives stays the same.
+The package's reader makes two numpy arrays of each string of a list, and vocabularies have hundreds of thousands; that
+of transformers makes a view of a mapped file of each. The table of tensors' names is built anew for each module of a
+model, and what a file says is worked out for the configuration, and for the tokenizer. What transformers receives stays
+the same.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
 import gguf
+import numpy as np
 from gguf import GGUFReader, GGUFValueType
 
 _LENGTH, _LIST = struct.Struct("<Q"), struct.Struct("<IQ")  # the latter begins with the type of the entries
@@ -49,10 +53,34 @@ class QuickReader(GGUFReader):
 @contextmanager
 def quick_gguf() -> Iterator[None]:
     """While inside, transformers gets the quick reader, and has a file and a table of names read once."""
-    quick = {"GGUFReader": cache(QuickReader), "get_tensor_name_map": cache(gguf.get_tensor_name_map)}
-    former = {name: getattr(gguf, name) for name in quick}
-    vars(gguf).update(quick)
+    from transformers import modeling_gguf_pytorch_utils as by_package
+
+    found: list[tuple[Any, str, Any]] = [
+        (gguf, "GGUFReader", cache(QuickReader)),
+        (gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+        (by_package, "load_gguf_checkpoint", _once(by_package.load_gguf_checkpoint)),
+    ]
+    with suppress(ImportError, AttributeError):  # older versions read by the package alone
+        from transformers.integrations.gguf import reader
+
+        mapped = reader._mapped
+        found.append((reader, "_mapped", lambda path: np.asarray(mapped(path))))
+    former = [(module, name, getattr(module, name)) for module, name, _ in found]
+    for module, name, quick in found:
+        setattr(module, name, quick)
     try:
         yield
     finally:
-        vars(gguf).update(former)
+        for module, name, slow in former:
+            setattr(module, name, slow)
+
+
+def _once(load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """What says what a file holds, made once; each caller gets a configuration of its own, as it may change that."""
+    made = cache(load)
+
+    def again(path: str, **asked: Any) -> dict[str, Any]:
+        found = made(path, **asked)
+        return {**found, "config": deepcopy(found["config"])}
+
+    return again

@@ -24,6 +24,7 @@ from helpers.families import DESCRIBED, ROWS
 from helpers.gguf_files import made, plain_model, plain_tokenizer
 from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
+from transformers import modeling_gguf_pytorch_utils as by_package
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from detgen.bench.peers import gguf_file
@@ -474,8 +475,15 @@ def test_the_header_is_read_without_the_weights(file: Path) -> None:
 
 
 def test_each_thing_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table of names, for all modules of a model; the header, whose lists are no arrays of numpy, for settings."""
-    made, read, parts = [], [], []
+    """The table of names, for all modules of a model; the header, whose lists are no arrays of numpy, for settings.
+
+    And what the header says is worked out once, for them and for the tokenizer.
+    """
+    made, read, parts, said = [], [], [], []
+
+    def saying(*arguments: Any, **named: Any) -> Any:
+        said.append(arguments)
+        return load_gguf_checkpoint(*arguments, **named)
 
     class Names(gguf.TensorNameMap):
         def __init__(self, *arguments: Any) -> None:
@@ -493,11 +501,21 @@ def test_each_thing_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("gguf.tensor_mapping.TensorNameMap", Names)
     monkeypatch.setattr("detgen.models.gguf_quickly.QuickReader", Reader)
-    former = gguf.GGUFReader, gguf.get_tensor_name_map
+    monkeypatch.setattr(by_package, "load_gguf_checkpoint", saying)
+    former = gguf.GGUFReader, gguf.get_tensor_name_map, saying
     loaded(file)
-    assert (len(made), len(read)) == (1, 1)
+    assert (len(made), len(read), len(said)) == (1, 1, 1)
     assert len(parts) < 1000  # there are 4,096 tokens, and more merges
-    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == former
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map, by_package.load_gguf_checkpoint) == former
+
+
+def test_strings_are_read_from_plain_arrays(file: Path) -> None:
+    """A mapped file makes a view of each, by code in Python."""
+    reader = pytest.importorskip("transformers.integrations.gguf.reader")
+    former = reader._mapped
+    with quick_gguf():
+        assert type(reader._mapped(file)) is np.ndarray
+    assert reader._mapped is former
 
 
 def test_quickly_is_as_slowly(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,7 +530,10 @@ def test_quickly_is_as_slowly(folder: Path, tmp_path: Path, monkeypatch: pytest.
     path = made(folder, tmp_path / "model.gguf", more=more)
     quick, checkpoint = loaded(path), load_gguf_checkpoint(str(path))
     with quick_gguf():
-        assert load_gguf_checkpoint(str(path)) == checkpoint
+        for _ in range(2):
+            found = by_package.load_gguf_checkpoint(str(path))
+            assert found == checkpoint
+            found["config"].clear()  # as a caller may
     monkeypatch.setattr("detgen.models.gguf_quickly.quick_gguf", nullcontext)
     slow = loaded(path)
     assert quick.model.config.to_diff_dict() == slow.model.config.to_diff_dict()
