@@ -52,9 +52,10 @@ def facts_of(tokenizer: Any, place: Path) -> dict[str, Any] | None:
     ):
         return None
     facts = {name: getattr(tokenizer, name, None) for name in _FACTS}
-    state = _unbound(Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())).to_str()
-    file = place / _FILE
-    as_stored = file.is_file() and _unbound(Tokenizer.from_file(str(file))).to_str() == state
+    state, file = tokenizer.backend_tokenizer.to_str(), place / _FILE
+    as_stored = file.is_file() and (
+        _unbound(Tokenizer.from_file(str(file))).to_str() == _unbound(Tokenizer.from_str(state)).to_str()
+    )
     return facts | {"state": None if as_stored else state}
 
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, TokenizersBackend
 
 from detgen.errors import DEMO
+from detgen.models import kept_tokenizer
 from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
 
 
@@ -120,12 +121,13 @@ def test_what_it_knows(kind: str) -> None:
     assert len(asked) == 1  # once for all
 
 
-def test_the_file_is_not_kept_twice(tmp_path: Path) -> None:
+def test_the_file_is_not_kept_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless transformers makes something else of it."""
     own = AutoTokenizer.from_pretrained(DEMO / "target")
     facts = facts_of(own, DEMO / "target")
     assert facts is not None
     assert facts["state"] is None
+    monkeypatch.setattr(kept_tokenizer, "Tokenizer", None)  # without a file there is none to compare with
     elsewhere = facts_of(own, tmp_path)
     assert elsewhere is not None
     assert json.loads(elsewhere["state"])["model"]["vocab"]
