@@ -7,6 +7,8 @@ of positions takes a pass of a few rows. Where nothing can be made up, the rows 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from detgen.kernels.input_batch import Window
@@ -59,7 +61,12 @@ def _after_pages(runner: ModelRunner, depth: Depth) -> Array:
     *whole, cut = depth.pages
     cache.pages.lay_out_one([*whole, PAGES, PAGES + 1])  # what is written to is no page that stands elsewhere, too
     at = np.arange((PAGES + 1) * PAGE)
+
+    @lru_cache  # most layers have the same
+    def made(shape: tuple[int, int, int]) -> list[np.ndarray]:
+        found = (np.concatenate([x, x[cut:][:1]]) for x in entries(shape))
+        return [x.reshape(len(at), *x.shape[2:]) for x in found]
+
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
-        made = (np.concatenate([x, x[cut:][:1]]) for x in entries((values.shape[1], keys.shape[2], values.shape[3])))
-        cache.write(layer, at, *(x.reshape(len(at), *x.shape[2:]) for x in made))
+        cache.write(layer, at, *made((values.shape[1], keys.shape[2], values.shape[3])))
     return runner.run([Window(0, depth.at, depth.tokens, ROWS)])

@@ -39,6 +39,15 @@ def seeing(change: Callable[[AttentionTraits], AttentionTraits], monkeypatch: py
     monkeypatch.setattr(own_forward, "attach", other)
 
 
+def test_pages_are_made_up_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each of the two passes: that takes as long as the passes of a small model."""
+    found: list[tuple[int, ...]] = []
+    monkeypatch.setattr("detgen.runner.depth.entries", lambda shape: found.append(shape) or deep_forward.entries(shape))
+    windowed.prepared(made(hf.LlamaConfig(**SIZES)), 1000)
+    assert SIZES["num_hidden_layers"] > 1
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize(
     ("config", "change"),
     [
