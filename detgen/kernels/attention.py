@@ -1,4 +1,4 @@
-"""What attention of packed rows is asked for, how its work is cut up, and what it means in plain PyTorch.
+"""What attention of packed rows is asked for, and how its work is cut up.
 
 Promise: the result of a query row depends on its query, on the keys and values at the positions it may see, and on
 nothing else. Keys are read from position 0 in whole blocks of BLOCK, which are added one after the other.
@@ -7,14 +7,10 @@ nothing else. Keys are read from position 0 in whole blocks of BLOCK, which are 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from detgen.program.operands import PAGE
-
-if TYPE_CHECKING:
-    import torch
 
 BLOCK = PAGE  # keys per block, at absolute positions 0, BLOCK, 2 * BLOCK, ...
 SHARING = 64  # query rows per KV head that share what is read of keys and values
@@ -79,37 +75,3 @@ def lay_out(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, group: i
     work = (pieces[:, 1] + pieces[:, 2]) * (pieces[:, 2] + 1)
     found: np.ndarray = pieces[np.argsort(-work, kind="stable")]
     return found
-
-
-def attend_blocks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, traits: AttentionTraits
-) -> torch.Tensor:
-    """Attention of some rows in plain PyTorch, in float32, block by block.
-
-    Args:
-        q: [members, kv_heads, rows, head_size].
-        k: [members, keys, kv_heads, head_size], keys a multiple of BLOCK; all entries `bounded`.
-        v: like k.
-        mask: [members, 1, rows, keys], 0 where a row may see a key and -inf elsewhere, in q's dtype.
-        traits: the layer's attention traits, without sinks and slopes; window and chunk are what the mask says.
-
-    Returns:
-        [members, kv_heads, rows, head_size].
-    """
-    import torch
-
-    members, heads, rows, size = q.shape
-    blocks = k.shape[1] // BLOCK
-    kb = k.float().view(members, blocks, BLOCK, heads, size).permute(0, 3, 1, 4, 2)
-    vb = v.float().view(members, blocks, BLOCK, heads, -1).permute(0, 3, 1, 2, 4)
-    scores = torch.matmul(q.float().unsqueeze(2), kb) * traits.scale  # [members, heads, blocks, rows, BLOCK]
-    if traits.softcap is not None:
-        scores = torch.tanh(scores / traits.softcap) * traits.softcap
-    scores = scores.masked_fill(mask.view(members, 1, rows, blocks, BLOCK).transpose(2, 3) < 0, -torch.inf)
-    weights = torch.exp(scores - scores.amax(dim=(2, 4), keepdim=True))
-    sums = weights.sum(-1, keepdim=True)
-    parts = torch.matmul(weights, vb)  # [members, heads, blocks, rows, head_size]
-    total, out = sums[:, :, 0], parts[:, :, 0]
-    for b in range(1, blocks):
-        total, out = total + sums[:, :, b], out + parts[:, :, b]
-    return (out / total).to(q.dtype)
