@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any
 
-from detgen.kernels.c.quantizing import Form
+from detgen.kernels.c.quantizing import MADE, Form
 from detgen.models.parts import AltUp, Laurel, Streams
 from detgen.models.step_parts import Branch, Keep, NormParts, joint, side_by_side, taken, wanted_of
 from detgen.program import steps
@@ -71,7 +71,7 @@ class AltUpSteps:
     """How a layer reads one of several streams and changes all, as steps take it."""
 
     def __init__(self, altup: AltUp, width: int, form: Form, keep: Keep) -> None:
-        plain: Form = form if form == "pairs" else "none"  # never in few bits
+        plain: Form = form if form not in MADE else "none"  # never in few bits
         self._router, self._predict, self._correct = (
             joint([one], plain, keep) for one in (altup.router, altup.predict, altup.correct)
         )

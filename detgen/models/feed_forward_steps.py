@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from detgen.kernels.c.panels import halves, stacked
-from detgen.kernels.c.quantizing import Form, Quantized, rows_of
+from detgen.kernels.c.quantizing import MADE, Form, Quantized, rows_of
 from detgen.models.parts import Beside, Experts, FeedForward
 from detgen.models.step_parts import Branch, Keep, NormParts, joint, kept
 from detgen.program import steps
@@ -70,7 +70,7 @@ class ExpertSteps:
         self._routing: dict[str, Any] = {
             name: keep(x) if isinstance(x, np.ndarray) else x for name, x in mlp.routing.items()
         }
-        plain: Form = form if form == "pairs" else "none"  # never in few bits
+        plain: Form = form if form not in MADE else "none"  # never in few bits
         self._router = joint([mlp.router], plain, keep)
         self._gated = mlp.gated
         gates: Callable[[Any], list[Any]] = _turns if mlp.interleaved else halves if mlp.gated else _one

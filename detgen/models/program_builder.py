@@ -203,7 +203,7 @@ def _has(packed: Weight, table: np.ndarray | Quantized) -> bool:
     """Whether a packed output layer has the numbers of a table as they are."""
     if isinstance(table, Quantized):
         return table.storage.whole
-    if packed.storage == Storage.PAIR:  # which has 0 for numbers that are too small for its products
+    if packed.storage.paired:  # which has 0 for numbers that are too small for its products
         least = np.array(SMALLEST, BFLOAT16).view(np.uint16)
         for first in range(0, len(table), _ROWS):  # by their bits, since ml_dtypes compares them one by one
             magnitudes = table[first : first + _ROWS].view(np.uint16) & np.uint16(0x7FFF)

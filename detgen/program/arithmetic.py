@@ -4,14 +4,15 @@ docs/numerics.md states. All tensors are float32 unless it is said.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from detgen.program import fdlibm
 from detgen.program.operands import GROUP, LEAST, LOGIT_BLOCK, PART_INPUTS, SECTION_PARTS, SUM_BLOCK, Activation
-from detgen.program.storage import bf16
+from detgen.program.storage import Rule, bf16
+from detgen.program.tensor_cores import added
 
 LANES = 16
 _SECTION = SECTION_PARTS * PART_INPUTS
@@ -45,12 +46,19 @@ def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """[..., inputs], [..., inputs, outputs] -> [..., outputs]: chains of parts of the inputs, in sections."""
     x, weight = x.double(), weight.double()
-    parts = []
-    for first in range(0, x.shape[-1], PART_INPUTS):
+
+    def chain(first: int, end: int) -> torch.Tensor:
         part = torch.zeros(())
-        for i in range(first, min(first + PART_INPUTS, x.shape[-1])):
+        for i in range(first, end):
             part = fma(weight[..., i, :], x[..., i, None], part)
-        parts.append(part)
+        return part
+
+    return _by_parts(x.shape[-1], chain)
+
+
+def _by_parts(inputs: int, part: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
+    """The sum of the parts of so many inputs, from the first to the one behind the last, in sections."""
+    parts = [part(first, min(first + PART_INPUTS, inputs)) for first in range(0, inputs, PART_INPUTS)]
     sections = [in_order(parts[first : first + SECTION_PARTS]) for first in range(0, len(parts), SECTION_PARTS)]
     return in_order(sections)
 
@@ -59,6 +67,12 @@ def pair_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """As `linear`, of inputs that are rounded to bf16; of each pair the odd one comes first."""
     order = torch.arange(x.shape[-1]) ^ 1
     return linear(bf16(x)[..., order], weight[..., order, :])
+
+
+def core_linear(x: torch.Tensor, weight: torch.Tensor, rule: Rule) -> torch.Tensor:
+    """As `linear`, of inputs that are rounded to bf16; parts are added up as tensor cores do."""
+    x, none = bf16(x), torch.zeros(())
+    return _by_parts(x.shape[-1], lambda i, end: added(x[..., i:end], weight[..., i:end, :], none, rule))
 
 
 def whole_inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ from detgen.program.arithmetic import (
     block_totals,
     by_blocks,
     capped,
+    core_linear,
     exponential,
     fma,
     gaussian_top_k,
@@ -52,7 +53,7 @@ from detgen.program.operands import (
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
 from detgen.program.states import Convolve, DeltaRule, Recurrence, StateSpace, Watch
-from detgen.program.storage import Storage, numbers, unpack
+from detgen.program.storage import RULES, numbers, unpack
 from detgen.program.widening import in_floats
 
 
@@ -160,8 +161,9 @@ def _embed_positions(step: steps.EmbedPositions, at: Pass) -> None:
 def sums(x: Tensor, weight: Weight, experts: Tensor | None = None) -> Tensor:
     """[..., inputs] -> [..., columns], without the bias; of experts by their numbers, [...]."""
     chosen = slice(None) if experts is None else experts
-    if weight.storage == Storage.PAIR:
-        return pair_linear(x, _columns(unpack(weight.storage, weight.data))[chosen])
+    if weight.storage.paired:
+        found, rule = _columns(unpack(weight.storage, weight.data))[chosen], RULES.get(weight.storage)
+        return pair_linear(x, found) if rule is None else core_linear(x, found, rule)
     if weight.scales is None:
         return linear(x, _columns(weight.data)[chosen].float())
     data = _columns(unpack(weight.storage, weight.data, weight.least))[chosen]

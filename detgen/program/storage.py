@@ -20,22 +20,24 @@ class Storage(IntEnum):
     sixteen codes in floating point, and weights are widened to float32 when they are read, like those before BYTE. The
     others are multiplied by whole numbers. Of BYTE, NIBBLE, TWO, THREE, FIVE and SIX, named after their bits, they are
     what they are; of LEVEL (llama.cpp's IQ4) and MICRO (MXFP4), one of sixteen. PAIR is bf16 that is multiplied by
-    inputs that are rounded to bf16, too.
+    inputs that are rounded to bf16, too; TC25 and TC24 are the same, but products are added up as tensor cores do.
     """
 
     FLOAT = 0
     BFLOAT = 1
     HALF = 2
     PAIR = 3
-    BYTE = 4
-    NIBBLE = 5
-    CODE = 6
-    TWO = 7
-    THREE = 8
-    FIVE = 9
-    SIX = 10
-    LEVEL = 11
-    MICRO = 12
+    TC25 = 4
+    TC24 = 5
+    BYTE = 6
+    NIBBLE = 7
+    CODE = 8
+    TWO = 9
+    THREE = 10
+    FIVE = 11
+    SIX = 12
+    LEVEL = 13
+    MICRO = 14
 
     @property
     def whole(self) -> bool:
@@ -43,9 +45,14 @@ class Storage(IntEnum):
         return self >= Storage.BYTE and self != Storage.CODE
 
     @property
+    def paired(self) -> bool:
+        """Whether two inputs in bf16 stand together, and inputs are rounded to it."""
+        return Storage.PAIR <= self < Storage.BYTE
+
+    @property
     def rounds(self) -> bool:
         """Whether inputs are rounded: to whole numbers, or to bf16."""
-        return self.whole or self is Storage.PAIR
+        return self.whole or self.paired
 
 
 class Format(NamedTuple):
@@ -90,7 +97,7 @@ FORMATS = {
     Storage.FLOAT: Format("float32", 32),
     Storage.BFLOAT: Format("bfloat16", 16),
     Storage.HALF: Format("float16", 16),
-    Storage.PAIR: Format("bfloat16", 16, PAIR),
+    **{storage: Format("bfloat16", 16, PAIR) for storage in Storage if storage.paired},
     Storage.BYTE: _in_few(8),
     Storage.NIBBLE: _in_few(4, grouped=_PLAIN_OR_WITH_MINIMA),
     Storage.CODE: Format("uint8", 4, planes=(4,), least=-8, grouped=_PLAIN),
@@ -103,6 +110,21 @@ FORMATS = {
 }
 
 
+class Rule(NamedTuple):
+    """How tensor cores add up products of bf16: see `tensor_cores`.
+
+    Attributes:
+        bits: that are kept below the largest exponent.
+        inputs: whose products are added at a time.
+    """
+
+    bits: int
+    inputs: int
+
+
+RULES = {Storage.TC25: Rule(25, 16), Storage.TC24: Rule(24, 8)}
+
+
 def bf16(x: Tensor) -> Tensor:
     """The nearest numbers of bf16, of ties the even one; 0 for those that are below SMALLEST in magnitude then."""
     found = x.bfloat16()
@@ -110,11 +132,11 @@ def bf16(x: Tensor) -> Tensor:
 
 
 def unpack(storage: Storage, data: Tensor, least: int = 0) -> Tensor:
-    """Weights, [..., inputs, PANEL], as they are before they are stored: numbers of PAIR, or whole numbers, int8."""
+    """Weights, [..., inputs, PANEL], as they are before they are stored: numbers of bf16, or whole numbers, int8."""
     made = FORMATS[storage]
-    codes = data if storage == Storage.PAIR else _of_planes(made, data)
+    codes = data if storage.paired else _of_planes(made, data)
     codes = codes.unflatten(-1, (-1, made.together)).transpose(-1, -2).flatten(-3, -2)
-    return codes if storage == Storage.PAIR else _whole(made, codes, least)
+    return codes if storage.paired else _whole(made, codes, least)
 
 
 def _whole(made: Format, codes: Tensor, least: int) -> Tensor:

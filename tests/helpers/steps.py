@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import bits, same_bits
 from detgen.kernels.c.panels import joined, stacked
-from detgen.kernels.c.quantizing import MADE, STORAGE, Form
+from detgen.kernels.c.quantizing import MADE, PAIRED, STORAGE, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, in_few_bits
 from detgen.program import steps
 from detgen.program.arrays import BFLOAT16, Array, array
@@ -160,14 +160,14 @@ class Making:
 def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, experts: int = 0) -> Weight:
     """The weight of a linear layer, or of experts, in any storage."""
     few = [n for n in (*MADE, *IN_FEW_BITS) if n in MADE or inputs % (UNIT if n[1] == Storage.BYTE else GROUP) == 0]
-    kind = made.draw(st.sampled_from([*STORAGE, "pairs", *(few if inputs % GROUP == 0 else [])]))
+    kind = made.draw(st.sampled_from([*STORAGE, *PAIRED, *(few if inputs % GROUP == 0 else [])]))
     form: Any = "none" if isinstance(kind, tuple) or kind in STORAGE else kind
 
     def one(seed: int) -> list[Any]:
         if isinstance(kind, tuple):
             found = in_few_bits(seed, outputs, inputs, *kind)
             return [found.rows(np.roll(np.arange(outputs), n)) for n in range(1 + gated)]
-        dtype = kind if form == "none" else "bfloat16" if form == "pairs" else "float32"
+        dtype = kind if form == "none" else "bfloat16" if form in PAIRED else "float32"
         return [(made.numbers(outputs, inputs) * inputs**-0.5).astype(dtype) for _ in range(1 + gated)]
 
     if experts:
@@ -204,7 +204,7 @@ def _from_columns(draw: st.DrawFn) -> Case:
     vocabulary = draw(st.sampled_from([20, 33, 70]))
     if kind is None:
         width, dtype = draw(WIDTHS), draw(st.sampled_from(list(STORAGE)))
-        weight = joined([made.numbers(vocabulary, width).astype(dtype)], [], draw(st.sampled_from(["none", "pairs"])))
+        weight = joined([made.numbers(vocabulary, width).astype(dtype)], [], draw(st.sampled_from(["none", *PAIRED])))
     else:
         width = draw(st.sampled_from([256, 512, 1280] if kind[1] == Storage.BYTE else [32, 96, 1056]))
         weight = joined([in_few_bits(1, vocabulary, width, *kind)], [])
@@ -286,8 +286,8 @@ def odd_groups(form: Form) -> Case:
     return Case(program, {x: given, to: np.zeros((8, 34), np.float32)}, Rows(*[along] * 4, *[none] * 2))
 
 
-def odd_pairs() -> Case:
-    """A layer of pairs, 12 rows to 34, whose inputs and weights do not just become numbers of bf16.
+def odd_pairs(form: Form) -> Case:
+    """A layer of bf16, 12 rows to 34, whose inputs and weights do not just become numbers of bf16.
 
     Rows 0 to 3 are of hardly any magnitude, about where zero begins, or below what a float32 number has in full; row 4
     has ties; rows 5 and 6 grow beyond what a sum can hold; rows 8 and 9 have numbers that are not finite, row 10 one
@@ -311,7 +311,7 @@ def odd_pairs() -> Case:
     of = any_size(outputs, -8, 3)
     of[::5], of[1::5], of[2] = any_size(len(of[::5]), -58, -53), any_size(len(of[1::5]), -80, 60), 3e38
     program = Program(x)
-    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([of.astype(BFLOAT16)], [], "pairs")))
+    program.add(steps.Linear(name="step", x=x, to=Into(to), weight=joined([of.astype(BFLOAT16)], [], form)))
     along, none = np.arange(rows), np.zeros((0, 4), np.int64)
     return Case(program, {x: given, to: np.zeros((rows, outputs), np.float32)}, Rows(*[along] * 4, *[none] * 2))
 

@@ -11,6 +11,7 @@
 #define SECTION (SECTION_PARTS * PART_INPUTS)
 #define QUAD (PANEL * TOGETHER)
 
+INLINE int is_core(int64_t storage) { return storage == TC25 || storage == TC24; } /* see cores.h */
 INLINE int is_whole(int64_t storage) { return storage >= BYTE && storage != CODE; }
 
 /* What the code that multiplies weights is made for: the bits of their planes, whether they are levels, whether codes

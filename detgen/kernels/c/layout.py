@@ -17,7 +17,7 @@ from typing import Any
 
 from detgen.program import operands, steps
 from detgen.program.program import Program as Declared
-from detgen.program.storage import FORMATS, SMALLEST, Storage
+from detgen.program.storage import FORMATS, RULES, SMALLEST, Storage
 
 CONSTANTS = (
     *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP", "UNIT", "LEAST"),
@@ -310,7 +310,10 @@ def _body() -> str:
     ]
     lines += [f"#define SMALLEST {SMALLEST}"]
     lines += [_enum(dict(of.__members__)) for of in (Storage, operands.Activation, operands.Scoring)] + [_enum(kinds)]
-    lines += [f"#define WIDENED_STORAGES(X) {' '.join(f'X({each.name})' for each in Storage if not each.whole)}"]
+    widened = (each for each in Storage if not each.whole and each not in RULES)
+    lines += [f"#define WIDENED_STORAGES(X) {' '.join(f'X({each.name})' for each in widened)}"]
+    cores = (f"X({each.name}, {rule.bits}, {rule.inputs})" for each, rule in RULES.items())
+    lines += [f"#define CORE_STORAGES(X) {' '.join(cores)}"]
     lines += ["#define KIND_NUMBER(STORAGE, HALVES, MINIMA) (((STORAGE) * 2 + (HALVES) - 1) * 2 + (MINIMA))"]
     lines += [f"#define WHOLE_KINDS(X) {' '.join(_whole_kinds())}"]
     formats = [FORMATS[storage] for storage in Storage]

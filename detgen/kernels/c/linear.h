@@ -6,7 +6,7 @@
 #ifndef DETGEN_LINEAR
 #define DETGEN_LINEAR
 
-#include "pairs.h"
+#include "cores.h"
 
 #define ROW_BLOCK 96 /* rows that read a panel while it is in the cache */
 
@@ -162,8 +162,11 @@ static void piece(
             part(FLOAT, (const char *)wide, 0, 0, x, x_row, rows, inputs, sums, sums_row, adds, 0, 0); \
         } \
         break;
-    switch (weight->storage) { WIDENED_STORAGES(STORED) }
+#define CORE(KIND, BITS, AT_ONCE) \
+    case KIND: core_part(BITS, AT_ONCE, w, x, x_row, rows, inputs * unit, sums, sums_row, adds); break;
+    switch (weight->storage) { WIDENED_STORAGES(STORED) CORE_STORAGES(CORE) }
 #undef STORED
+#undef CORE
 }
 
 /* Adds sums to those of the sections before, or takes them from there at the end: a + b has the bits of b + a. */

@@ -16,29 +16,45 @@ typedef uint16_t Narrow __attribute__((may_alias)); /* an input: two are read as
 typedef float Narrow;
 #endif
 
-/* Whether inputs are rounded, and the bytes of one that is. */
-INLINE int rounds(int64_t storage) { return is_whole(storage) || storage == PAIR; }
-INLINE int64_t rounded_bytes(int64_t storage) { return storage == PAIR ? sizeof(Narrow) : 1; }
+/* How inputs are rounded: not at all, to whole numbers, or to bf16, for pairs or for cores; and the bytes of one. */
+enum { NOT_ROUNDED, TO_WHOLE, TO_PAIRS, TO_CORES };
+INLINE int rounding_for(int64_t storage) {
+    return is_whole(storage) ? TO_WHOLE : storage == PAIR ? TO_PAIRS : is_core(storage) ? TO_CORES : NOT_ROUNDED;
+}
+INLINE int64_t rounded_bytes(int64_t storage) {
+    return storage == PAIR ? sizeof(Narrow) : is_core(storage) ? sizeof(uint16_t) : 1;
+}
 
 /* Inputs that are one to a tile, and how many of these it takes in a turn. */
-INLINE int64_t unit_of(int storage) { return storage == PAIR ? PAIR_UNIT : 1; }
+INLINE int64_t unit_of(int storage) { return storage == PAIR ? PAIR_UNIT : is_core(storage) ? 2 : 1; }
 INLINE int turn_of(int storage) { return storage == PAIR ? 2 / PAIR_UNIT : 1; }
 
-/* A row of inputs in bf16: the nearest, of ties the even one, and 0 where that is below SMALLEST. NaN stays NaN. */
-static void narrow_row(const float *x, int64_t inputs, Narrow *to) {
+/* The nearest number of bf16, of ties the even one, and 0 where that is below SMALLEST. NaN stays NaN. */
+INLINE float narrow(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const uint32_t near = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    const float found = x == x ? as_float(near) : NAN;
+    return __builtin_fabsf(found) < (float)SMALLEST ? 0.0f : found;
+}
+
+/* A row of inputs in bf16, as 16 bits each. */
+static void narrow_words(const float *x, int64_t inputs, uint16_t *to) {
     for (int64_t i = 0; i < inputs; i++) {
+        const float kept = narrow(x[i]);
         uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        const uint32_t near = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-        const float found = x[i] == x[i] ? as_float(near) : NAN;
-        const float kept = __builtin_fabsf(found) < (float)SMALLEST ? 0.0f : found;
         memcpy(&bits, &kept, sizeof bits);
-#ifdef __AVX512BF16__
         to[i] = (uint16_t)(bits >> 16);
-#else
-        to[i] = kept;
-#endif
     }
+}
+
+/* The same for pairs. */
+static void narrow_row(const float *x, int64_t inputs, Narrow *to) {
+#ifdef __AVX512BF16__
+    narrow_words(x, inputs, to);
+#else
+    for (int64_t i = 0; i < inputs; i++) to[i] = narrow(x[i]);
+#endif
 }
 
 #ifdef __AVX512BF16__

@@ -14,6 +14,7 @@ from detgen.kernels.c.layout import Arrangement
 from detgen.kernels.c.library import best_build
 from detgen.kernels.c.quantizing import (
     MADE,
+    PAIRED,
     STORAGE,
     Empty,
     Form,
@@ -44,7 +45,7 @@ def panels(
         weights: [outputs, inputs] each; what is quantized stays as it is if all of them are so.
         columns: how many columns of each of the weights stand in a panel, which has some of all of them; PANEL puts the
             weights one behind the other.
-        form: what becomes of them, where they fit; pairs are for those in bf16.
+        form: what becomes of them, where they fit; those of `PAIRED` are for weights in bf16.
         empty: makes the arrays.
 
     Raises:
@@ -71,8 +72,8 @@ def panels(
         data = arranged(parts, columns, empty, storage, least if scales.minima is None else 0)
     else:
         storage, parts = STORAGE[floats[0].dtype.name], floats
-        if form == "pairs" and storage == Storage.BFLOAT and floats[0].shape[1] % 2 == 0:
-            storage = Storage.PAIR
+        if storage == Storage.BFLOAT and floats[0].shape[1] % 2 == 0:
+            storage = PAIRED.get(form, storage)
         data = arranged(floats, columns, empty, storage)
     return Weight(
         data=data,

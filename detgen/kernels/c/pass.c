@@ -80,7 +80,7 @@ static const Weight *rounding_of(const Step *s, Buffer *x) {
                            : s->kind == SCORED_LINEAR ? &s->scored_linear.weight
                            : s->kind == EXPERT_LINEAR ? &s->expert_linear.weight
                                                       : 0;
-    if (!weight || !rounds(weight->storage)) return 0;
+    if (!weight || !rounding_for(weight->storage)) return 0;
     *x = s->kind == LINEAR ? s->linear.x : s->kind == SCORED_LINEAR ? s->scored_linear.x : s->expert_linear.x;
     return weight;
 }
@@ -90,8 +90,8 @@ static int is_rounded(const Run *run, const Step *s, int64_t storage, Buffer x) 
     const Step *before = s - 1;
     Buffer same = {0};
     const Weight *its = s > run->program->steps && before->kind == LINEAR ? rounding_of(before, &same) : 0;
-    return its && (its->storage == PAIR) == (storage == PAIR) && same.number == x.number && before->wanted == s->wanted &&
-           before->linear.to.buffer.number != x.number;
+    return its && rounding_for(its->storage) == rounding_for(storage) && same.number == x.number &&
+           before->wanted == s->wanted && before->linear.to.buffer.number != x.number;
 }
 
 static int64_t rows_a_task(int64_t rows, int64_t threads) {
@@ -118,6 +118,7 @@ static void round_rows(const Run *run, int64_t storage, Buffer x, int64_t first,
     for (int64_t row = first; row < end; row++) {
         const Rounded to = from_row(run->rounded, row);
         if (storage == PAIR) narrow_row(row_at(run, x, row), x.width, (Narrow *)to.entries);
+        else if (is_core(storage)) narrow_words(row_at(run, x, row), x.width, (uint16_t *)to.entries);
         else round_row(row_at(run, x, row), x.width, to.entries, to.scales, to.sums);
     }
 }
@@ -128,7 +129,7 @@ static void panels_of(
     int64_t sums_row) {
     const Rounded some = from_row(run->rounded, row);
     if (is_whole(weight->storage)) whole_products(weight, panel, panels, some, rows, sums, sums_row);
-    else if (weight->storage == PAIR) pair_products(weight, panel, panels, some, rows, sums, sums_row);
+    else if (rounding_for(weight->storage)) pair_products(weight, panel, panels, some, rows, sums, sums_row);
     else products(weight, panel, panels, row_at(run, x, row), stride_of(run, x), rows, sums, sums_row);
 }
 
@@ -224,7 +225,7 @@ static void score_task(const ScoredLinear *s, const Run *run, int64_t all, int64
 static void take_rounded(int64_t storage, Rounded to, Rounded from, int64_t first, int64_t inputs) {
     const int64_t bytes = rounded_bytes(storage);
     memcpy(to.entries, from.entries + first * bytes, inputs * bytes);
-    if (storage == PAIR) return;
+    if (!is_whole(storage)) return;
     memcpy(to.scales, from.scales + first / GROUP, sizeof(float) * inputs / GROUP);
     memcpy(to.sums, from.sums + first / HALF_GROUP, sizeof(int32_t) * inputs / HALF_GROUP);
 }
@@ -246,12 +247,12 @@ static void expert_task(const ExpertLinear *s, const Run *run, int64_t task, flo
         count = last - first < ROW_BLOCK ? last - first : ROW_BLOCK;
         for (int64_t r = 0; r < count; r++) {
             const int64_t row = items[r] / picks, at_input = items[r] % picks * from_step;
-            if (rounds(all->storage))
+            if (rounding_for(all->storage))
                 take_rounded(all->storage, from_row(some, r), from_row(run->rounded, row), at_input, all->inputs);
             else memcpy(rows + r * all->inputs, row_at(run, s->x, row) + at_input, sizeof(float) * all->inputs);
         }
         if (is_whole(all->storage)) whole_products(all, expert * panels + panel, 1, some, count, sums, PANEL);
-        else if (all->storage == PAIR) pair_products(all, expert * panels + panel, 1, some, count, sums, PANEL);
+        else if (rounding_for(all->storage)) pair_products(all, expert * panels + panel, 1, some, count, sums, PANEL);
         else products(all, expert * panels + panel, 1, rows, all->inputs, count, sums, PANEL);
         for (int64_t r = 0; r < count; r++)
             finish(&ending, sums + r * PANEL, panel, all->outputs - at,

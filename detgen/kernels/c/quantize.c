@@ -109,7 +109,7 @@ static void load_packed(const Quantization *s, int64_t panel, int column, int64_
     vec nothing = all(0.0f);
     for (int64_t i = 0; i < inputs; i++) {
         const char *input = from + (first + i) * panel_bytes(s->stored);
-        if (s->stored == PAIR) { /* the even input of two is in the lower half of a word */
+        if (s->stored == PAIR || is_core(s->stored)) { /* the even input of two is in the lower half of a word */
             const int odd = (first + i) % 2;
             float numbers[LANES];
             uint32_t words[LANES];

@@ -24,9 +24,10 @@ from detgen.program.operands import GROUP, PANEL, UNIT, Scales, Weight
 from detgen.program.storage import FORMATS, Storage
 
 # What becomes of weights: they stay as they are, bf16 stands in pairs, or they are quantized here.
-Form = Literal["none", "pairs", "q8", "q4", "q4_k"]
+Form = Literal["none", "pairs", "tc25", "tc24", "q8", "q4", "q4_k"]
 Empty = Callable[..., np.ndarray]  # makes an array of a shape, as `empty` does
 MADE: dict[Form, Storage] = {"q8": Storage.BYTE, "q4": Storage.NIBBLE, "q4_k": Storage.NIBBLE}
+PAIRED: dict[Form, Storage] = {"pairs": Storage.PAIR, "tc25": Storage.TC25, "tc24": Storage.TC24}
 # Of numbers as they are, by the names of their formats.
 STORAGE = {made.dtype: storage for storage, made in FORMATS.items() if storage <= Storage.HALF}
 

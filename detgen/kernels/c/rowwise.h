@@ -32,7 +32,7 @@ static void embed(const void *table, int64_t storage, int64_t id, const Into *in
 
 /* The same of a column of a weight in floats. */
 static void embed_floats(const Weight *weight, int64_t id, const Into *into, float *to) {
-    const int pair = weight->storage == PAIR, storage = pair ? BFLOAT : weight->storage;
+    const int pair = rounding_for(weight->storage) > TO_WHOLE, storage = pair ? BFLOAT : weight->storage;
     const int64_t n = into->buffer.width, bytes = panel_bytes(storage) / PANEL, together = pair ? 2 : 1;
     const char *at = id < 0 ? 0 : (const char *)weight->data + (id / PANEL * n * PANEL + id % PANEL * together) * bytes;
     for (int64_t i = 0; i < n; i += LANES) {

@@ -68,7 +68,7 @@ def test_every_number_is_where_it_is_read(
     assert same_bits(plain, want)
     if storage in FLOATS:
         assert same_bits(stored, plain)
-    elif storage is Storage.PAIR:
+    elif storage.paired:
         assert same_bits(unpack(storage, tensor(stored)), bf16(tensor(want)))
     else:
         none = np.int8((FORMATS[storage].levels or [0])[0])

@@ -24,7 +24,7 @@ from detgen.kernels.c import c_decoder
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.library import BUILDS, Runner, best_build, build
 from detgen.kernels.c.panels import panels
-from detgen.kernels.c.quantizing import MADE, Form
+from detgen.kernels.c.quantizing import MADE, PAIRED, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.logprobs import Scores
@@ -83,9 +83,9 @@ class Case:
             parameter.data = parameter.data.to(torch_dtype(dtype))  # and not the frequencies
         layout = attach(model, family)
         pages = BlockManager(8)
-        kept = BFLOAT16 if quant == "pairs" else FLOAT32
+        kept = BFLOAT16 if quant in PAIRED else FLOAT32
         self.cache = KVCache(layout.cached, pages, kept, CPU)
-        if quant in ("none", "pairs", *MADE):
+        if quant in ("none", *PAIRED, *MADE):
             form = cast("Form", quant)
             self.decoder = CDecoder(ProgramBuilder(model, self.cache, layout.traits, form))
         else:
@@ -121,7 +121,8 @@ def arm(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 
 WAYS: dict[str, tuple[np.dtype[Any], Form | QuantName]] = {  # to store weights
     **{"float32": (FLOAT32, "none"), "bfloat16": (BFLOAT16, "none"), "float16": (FLOAT16, "none")},
-    **{"pairs": (BFLOAT16, "pairs"), "q8": (FLOAT32, "q8"), "q4": (BFLOAT16, "q4"), "q4_k": (FLOAT32, "q4_k")},
+    **{form: (BFLOAT16, form) for form in PAIRED},
+    **{"q8": (FLOAT32, "q8"), "q4": (BFLOAT16, "q4"), "q4_k": (FLOAT32, "q4_k")},
     **{"nf4": (FLOAT32, "nf4"), "int8": (FLOAT32, "int8")},
 }
 ALL = [(family, way) for way in WAYS for family in FAMILIES]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.library import BUILDS, Runner, build
 from detgen.kernels.c.panels import panels
-from detgen.kernels.c.quantizing import MADE, Form
+from detgen.kernels.c.quantizing import MADE, PAIRED, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.kernels.logprobs import Scores
 from detgen.program import steps
@@ -106,12 +106,13 @@ def test_the_largest_sums(kind: InFewBits) -> None:
         assert not differences(case.after(Runner(library, program).run), wanted), name
 
 
-def test_pairs_that_do_not_just_become_bf16() -> None:
+@pytest.mark.parametrize("form", PAIRED)
+def test_pairs_that_do_not_just_become_bf16(form: Form) -> None:
     """Zero below 2^-55, ties to even; a number that is not finite, or no longer is, stays in its row.
 
     In any number of rows, by any number of threads.
     """
-    case = odd_pairs()
+    case = odd_pairs(form)
     wanted = case.after(Interpreter(case.program).run)
     assert np.isfinite(wanted["to[34]"]).sum(1).tolist() == [34] * 4 + [33, 7, 8, 33, 0, 0, 0, 33]
     x, to = case.program.buffers
@@ -145,13 +146,13 @@ def test_each_kind_of_step_is_tried() -> None:
     assert CASES.keys() == set(STEPS)
 
 
-@pytest.mark.parametrize("form", ["none", "pairs"])
+@pytest.mark.parametrize("form", ["none", *PAIRED])
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_linear_of_any_rows(name: str, form: Form) -> None:
     """Every row count gives a row the same bits."""
     x, to = Buffer("x", 40), Buffer("to", 64)
     program = Program(x)
-    weight = panels([numbers(2, 64, 40).astype(BFLOAT16 if form == "pairs" else FLOAT32)], form=form)
+    weight = panels([numbers(2, 64, 40).astype(BFLOAT16 if form in PAIRED else FLOAT32)], form=form)
     program.add(steps.Linear(name="step", x=x, to=Into(to), weight=weight))
     runner, read = Runner(LIBRARIES[name], program), numbers(1, 512, 40)
 
