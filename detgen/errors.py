@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DTypeName = Literal["auto", "float32", "bfloat16", "bfloat16-tc25", "bfloat16-tc24", "float16"]
 KVDtypeName = Literal["auto", "float32", "bfloat16"]
 QuantName = Literal["none", "q8", "q4", "q4_k", "nf4", "int8"]
 

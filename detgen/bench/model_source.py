@@ -69,6 +69,8 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         from detgen.thinking.configuration import ThinkingStatesConfig
 
     engine = config.engine
+    if engine.dtype in ("bfloat16-tc25", "bfloat16-tc24"):
+        raise BenchError(f"no other program computes in {engine.dtype}: compare them with --dtype bfloat16")
     device = pick_device(engine.device)
     place: Any = engine.target or DEMO / "target"
     name = str(config.random_weights or engine.target or "embedded:target")
@@ -167,8 +169,7 @@ def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
         model = random_model(source.random_weights, role, wanted, engine.device, source.seed).cpu()
         torch.cuda.empty_cache()  # what is free there counts when detgen takes memory for keys and values
         name, form = f"random:{source.random_weights}:{role}", FORMS.get(quant, "none")
-        rounded = None if engine.dtype == "float32" else DTYPES[engine.dtype]
-        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), form, rounded=rounded)
+        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), form, dtype=engine.dtype)
     given = _given(source, role)
     place, name = given or DEMO / role, given or f"embedded:{role}"
     dtype, trusted = "auto" if as_stored else engine.dtype, engine.trust_remote_code

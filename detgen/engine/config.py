@@ -124,8 +124,9 @@ class EngineConfig:
         batch_size: most requests at a time.
         device: auto, cpu, cuda or cuda:N.
         dtype: number format in which weights are kept; auto is the checkpoint's own. With bfloat16, inputs of linear
-            layers are rounded to it, too; all else is computed in float32.
-        kv_dtype: number format of the KV cache, float32 or bfloat16; auto is bfloat16 where `dtype` is.
+            layers are rounded to it, too; all else is computed in float32. bfloat16-tc25 and bfloat16-tc24 are the
+            same, but products are added up as tensor cores of GPUs do.
+        kv_dtype: number format of the KV cache, float32 or bfloat16; auto is bfloat16 where `dtype` is one of these.
         adapter: folder of an adapter (LoRA, as PEFT saves it) that is merged into the target's weights; None for none.
         target_quant: quantization of the target's linear layers: q8, q4 or q4_k by detgen, nf4 or int8 by bitsandbytes,
             or none.
@@ -181,7 +182,8 @@ class EngineConfig:
         Field(
             description="How weights are kept: float32 (f32), bfloat16 (bf16), float16 (f16) or auto, as the checkpoint"
             " has them. With bfloat16, what linear layers read is rounded to it, too, which is faster on many"
-            " processors; all else is computed in float32."
+            " processors; all else is computed in float32. bfloat16-tc25 adds products up as tensor cores of Hopper"
+            " and Blackwell do, bfloat16-tc24 as those of Ampere and Ada."
         ),
         Option("TYPE", panel="Model", parser=_dtype_of(get_args(DTypeName)), values=get_args(DTypeName)),
     ] = "auto"

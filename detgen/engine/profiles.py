@@ -22,7 +22,7 @@ def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
     )
     profile: dict[str, Any] = {
         "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant, **merged},
-        "dtype": (target.rounded or FLOAT32).name,
+        "dtype": "float32" if target.rounded is None else target.dtype,
         "kv_dtype": prepared.kv_dtype.name,
         **prepared.runners[0].decoder.profile(),
     }

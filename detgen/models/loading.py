@@ -57,7 +57,9 @@ if TYPE_CHECKING:
 
 Role = Literal["target", "draft"]
 
-_HALVES: dict[DTypeName, np.dtype[Any]] = {"bfloat16": BFLOAT16, "float16": FLOAT16}
+# Forms of linear layers that round their inputs to bf16, by the number format that asks for them.
+PAIRED_FORMS: dict[DTypeName, Form] = {"bfloat16": "pairs", "bfloat16-tc25": "tc25", "bfloat16-tc24": "tc24"}
+_HALVES: dict[DTypeName, np.dtype[Any]] = {**dict.fromkeys(PAIRED_FORMS, BFLOAT16), "float16": FLOAT16}
 DTYPES: dict[DTypeName, np.dtype[Any]] = {"float32": FLOAT32, **_HALVES}
 
 # Number formats of checkpoints whose weights are kept in 16 bits.
@@ -81,7 +83,7 @@ class LoadedModel:
         eos: token ids that end a sequence.
         form: in which the native pass keeps linear layers: quantized by it, or none for as they are.
         read: gives the weight of a parameter.
-        rounded: number format that weights were rounded to when they were read; None for none.
+        dtype: number format that was asked for.
         own: what its own forward has told, if that is kept; then `model` only says what there is, and computes nothing.
         keep: keeps that for the next time; None if it is not to be kept.
         adapter: digest of the adapter that was merged into its weights; None for none.
@@ -97,7 +99,7 @@ class LoadedModel:
     eos: frozenset[int]
     form: Form = "none"
     read: Read = held
-    rounded: np.dtype[Any] | None = None
+    dtype: DTypeName = "auto"
     own: OwnForward | None = None
     keep: Callable[[OwnForward], None] | None = None
     adapter: str | None = None
@@ -120,9 +122,14 @@ class LoadedModel:
         return found
 
     @property
+    def rounded(self) -> np.dtype[Any] | None:
+        """The number format that weights were rounded to when they were read; None for none."""
+        return _HALVES.get(self.dtype)
+
+    @property
     def packed_form(self) -> Form:
         """Of linear layers, as `panels` takes it: pairs of bf16 if that format was asked for."""
-        return "pairs" if self.form == "none" and self.rounded == BFLOAT16 else self.form
+        return PAIRED_FORMS.get(self.dtype, self.form) if self.form == "none" else self.form
 
     @property
     def packed_bytes(self) -> int:
@@ -268,16 +275,17 @@ def load_model(
             read = held
         if form in MADE and not has_description(model):
             raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
+        if PAIRED_FORMS.get(dtype, "pairs") != "pairs" and not (thinks(model) or has_description(model)):
+            raise ValueError(f"{dtype} is for decoders that the native pass knows; bfloat16 is for others, too")
         if thinks(model):
             check_size(stored.size, config, FLOAT32, trusted=trusted)
-            model = model.float() if dtype != "bfloat16" else model
+            model = model.float() if dtype not in PAIRED_FORMS else model
         model.eval().requires_grad_(False)
         context = context_of(model.config.get_text_config())
         eos = ends_of(model, tokenizer)
         digest = model_digest(folder, observer, trusted=trusted)
-    rounded = _HALVES.get(dtype)
     kept_in = None if merged is None else chosen
-    about = name, model, tokenizer, digest, context, eos, form, read, rounded
+    about = name, model, tokenizer, digest, context, eos, form, read, dtype
     loaded = LoadedModel(*about, adapter=merged, adapter_dtype=kept_in)
     if at is not None and lazy and isinstance(read, Reader | Merging):
         loaded = _keeping(loaded, at, folder, {"quantized": quantized}, {})
@@ -312,8 +320,8 @@ def _kept(
         if read is None or not has_description(model):
             return None
         tokenizer = KeptTokenizer(kept.facts["tokenizer"], path, lambda: load_tokenizer(path, name))
-    context, eos, rounded = kept.facts["context"], frozenset(kept.facts["eos"]), _HALVES.get(dtype)
-    return LoadedModel(name, model, tokenizer, digest, context, eos, form, read, rounded, own=kept.own)
+    context, eos = kept.facts["context"], frozenset(kept.facts["eos"])
+    return LoadedModel(name, model, tokenizer, digest, context, eos, form, read, dtype, own=kept.own)
 
 
 def _keeping(
@@ -359,7 +367,7 @@ def _load_gguf(
         model.eval().requires_grad_(False)
         digest = model_digest(path, observer, trusted=False)
     context, eos = context_of(config), gguf_models.ends(header, tokenizer)
-    loaded = LoadedModel(name, model, tokenizer, digest, context, eos, read=read, rounded=rounded)
+    loaded = LoadedModel(name, model, tokenizer, digest, context, eos, read=read, dtype=dtype)
     if at is not None and (places := gguf_models.kept_places(read)):
         loaded = _keeping(loaded, at, path, {"places": places[0]}, places[1])
     return loaded

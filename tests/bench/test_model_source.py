@@ -9,8 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from detgen.bench.model_source import loaded, own_forward
+from detgen.bench.config import BenchConfig
+from detgen.bench.model_source import loaded, own_forward, resolve
 from detgen.bench.peer_interface import ModelSource
+from detgen.engine.config import EngineConfig
+from detgen.errors import BenchError
+from detgen.progress import Unobserved
 
 IDS = torch.arange(5, 25)[None]
 
@@ -46,3 +50,8 @@ def test_only_what_transformers_runs_is_taken_to_the_device(embedded: ModelSourc
     elsewhere = replace(embedded, engine=replace(embedded.engine, device="meta"))
     assert own_forward(elsewhere, role).device.type == "meta"
     assert loaded(elsewhere, role).whole().device.type == "cpu"
+
+
+def test_rules_of_tensor_cores_are_not_compared() -> None:
+    with pytest.raises(BenchError, match="no other program computes in bfloat16-tc24: compare them with --dtype bfl"):
+        resolve(BenchConfig(EngineConfig(dtype="bfloat16-tc24")), Unobserved())

@@ -99,7 +99,8 @@ def test_the_model_has_two_names(command: str, run_with: RunWith) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "found"), [("run --prompt-c", "--prompt-column"), ("run p.jsonl --dtype bf", "bfloat16"), ("au", "audit")]
+    ("words", "found"),
+    [("run --prompt-c", "--prompt-column"), ("run p.jsonl --dtype float3", "float32"), ("au", "audit")],
 )
 def test_a_shell_completes_what_is_typed(words: str, found: str) -> None:
     asked = {

@@ -90,7 +90,7 @@ def test_no_bit_depends_on_it(base: Engine, observe: Callable[..., Any], draft_t
     assert engine.stats.drafters["self"].acceptance > 0.5  # the embedded model, not just any
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16-tc25"])
 def test_nor_in_other_formats(observe: Callable[..., Any], dtype: DTypeName) -> None:
     engine = Engine(batch_size=4, kv_memory=64 << 20, dtype=dtype, drafter="none")
     want, found = (observe(engine.with_settings(drafter=name), REQUESTS[:3]) for name in ("none", "self"))

@@ -41,7 +41,10 @@ def test_what_is_no_setting_is_named() -> None:
     [
         ({"batch_size": "16"}, "batch_size must be a whole number of at least 1, got '16'"),
         ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
-        ({"dtype": "bf16"}, "dtype must be one of auto, float32, bfloat16, float16, got 'bf16'"),
+        (
+            {"dtype": "bf16"},
+            "dtype must be one of auto, float32, bfloat16, bfloat16-tc25, bfloat16-tc24, float16, got 'bf16'",
+        ),
         ({"trust_remote_code": 1}, "trust_remote_code must be True or False, got 1"),
         ({"device": None}, "device must be a string, got None"),
         ({"speculative_prefill": 0}, "speculative_prefill must be auto, off or a whole number of at least 1, got 0"),

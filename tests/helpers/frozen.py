@@ -123,6 +123,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     for name in ("embedded", "thinking"):
         of = target if name == "embedded" else embedded(name)
         yield f"{name}, pairs", Case(of, {"dtype": "bfloat16"}, texts)
+        yield f"{name}, tc25", Case(of, {"dtype": "bfloat16-tc25"}, texts)
     for name, config in (DESCRIBED | {f"{name}, own forward": config for name, config in OWN_FORWARD.items()}).items():
         yield name, Case(lambda folder, config=config: random_folder(config(), folder), {}, tokens)  # type: ignore[misc]
     for name in ("llama", "qwen2_moe", "gpt2"):
@@ -132,6 +133,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
             yield stored, Case(make, {}, tokens)
             if dtype == torch.bfloat16:
                 yield f"{name}, pairs", Case(make, {"dtype": "bfloat16"}, tokens)
+                yield f"{name}, tc24", Case(make, {"dtype": "bfloat16-tc24"}, tokens)
         for quant in ("q8", "nf4", "int8"):
             make = lambda folder, config=DESCRIBED[name]: random_folder(config(), folder)  # noqa: E731
             yield f"{name}, {quant}", Case(make, {"target_quant": quant}, tokens)

@@ -221,6 +221,11 @@ def test_a_number_format_is_how_weights_are_kept(
     assert plain[1] == "float32"
 
 
+def test_rules_of_tensor_cores_are_for_models_with_a_description(random_model: Callable[..., Path]) -> None:
+    with pytest.raises(EngineError, match="bfloat16-tc25 is for decoders that the native pass knows"):
+        load_model(random_model(OWN_FORWARD["nemotron"]()), "model", "bfloat16-tc25", "none")
+
+
 def test_what_cannot_be_loaded(copy: Path) -> None:
     """Weights of another shape, no tokenizer, no folder: each is one message that names the remedy or the reason."""
     edit(copy / "config.json", lambda c: c.update(hidden_size=2 * c["hidden_size"]))

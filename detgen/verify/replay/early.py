@@ -17,7 +17,7 @@ from detgen.prompts import open_prompts
 from detgen.verify.replay.claims import read_manifest
 
 # Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
-TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2, "bfloat16-tc25": 5e-2, "bfloat16-tc24": 5e-2}
 
 
 def check_early(folder: Path, config: EngineConfig, prompts: str | None, observer: Observer) -> None:
@@ -62,7 +62,8 @@ def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
         changes["target_quant"] = profile["target"]["quant"]
     dtype = profile["dtype"]
     # Merged weights are rounded to what the checkpoint has, if no other format was asked for.
-    if config.dtype == "auto" and dtype in TOLERANCE and profile["target"].get("adapter_dtype", dtype) == dtype:
+    kept = dtype.partition("-")[0]
+    if config.dtype == "auto" and dtype in TOLERANCE and profile["target"].get("adapter_dtype", kept) == kept:
         changes["dtype"] = dtype
     if config.kv_dtype == "auto":
         changes["kv_dtype"] = profile["kv_dtype"]

@@ -240,6 +240,8 @@ def test_config_takes_the_runs_model(folder: Path) -> None:
         ("float32", "float32", "float32"),
         ("float32", "float16", "auto"),
         ("float16", "float16", "float16"),
+        ("bfloat16-tc25", "bfloat16", "bfloat16-tc25"),
+        ("bfloat16-tc25", "float32", "auto"),
     ):
         manifest["profile"]["dtype"], manifest["profile"]["target"]["adapter_dtype"] = dtype, rounded
         assert config_of(manifest, EngineConfig()).dtype == asked
