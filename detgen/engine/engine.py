@@ -21,7 +21,7 @@ from detgen.engine.completing import completion_of
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
 from detgen.engine.encoding import Encoder
-from detgen.engine.model_pair import kv_dtype, load_models
+from detgen.engine.model_pair import kv_dtype, load_models, rule_of
 from detgen.engine.output_processing import Trace
 from detgen.engine.pieces import Pieces
 from detgen.engine.reading_ahead import ReadingAhead
@@ -103,7 +103,7 @@ class Engine:
             use_threads(config.threads)
         device = pick_device(config.device)
         if device.type == "cuda":
-            device = trusted(device, observer, named=config.device != "auto")
+            device = trusted(device, observer, named=config.device != "auto", rule=rule_of(config))
         target, draft = load_models(config, observer)
         prepared = prepare(
             target,

@@ -1,7 +1,8 @@
 """Number formats of weights, and how each is read, in plain PyTorch.
 
-Weights are stored by detgen/kernels/c/arrange.c, and read by stored.h, pairs.h and whole.h there, and by linear.py and
-whole_linear.py of detgen/kernels/triton/. setup.py reads this module, so torch is imported when it is used.
+Weights are stored by detgen/kernels/c/arrange.c, and read by stored.h, pairs.h, cores.h and whole.h there, and by
+linear.py, core_linear.py and whole_linear.py of detgen/kernels/triton/. setup.py reads this module, so torch is
+imported when it is used.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from detgen.errors import EngineError
 from detgen.machine import CPU, Device, user_cache
 from detgen.progress import Observer
 
+RULES = "tc25", "tc24"  # how names of what is tried of them end
 _TRYING = "trying {}: its kernels are compared with the processor's, bit by bit"
 _TAKEN = (
     "--device auto took {}, whose kernels passed their self-test. detgen was developed without a GPU: "
@@ -27,13 +28,14 @@ _TAKEN = (
 )
 
 
-def trusted(device: Device, observer: Observer, *, named: bool) -> Device:
+def trusted(device: Device, observer: Observer, *, named: bool, rule: str | None = None) -> Device:
     """The device if its kernels are right; otherwise the CPU, unless the device was asked for.
 
     Args:
         device: a CUDA device.
         observer: is told that the device is tried, and what `--device auto` takes.
         named: whether the device was asked for.
+        rule: by which its tensor cores have to add up, by name; None for none.
 
     Raises:
         EngineError: the device was asked for, and its kernels are wrong or cannot be tried.
@@ -42,7 +44,7 @@ def trusted(device: Device, observer: Observer, *, named: bool) -> Device:
 
     name = torch.cuda.get_device_name(str(device))
     try:
-        fault = _fault(device, name, observer)
+        fault = _fault(device, name, observer, rule)
     except (EngineError, ImportError, RuntimeError) as error:  # what Triton and CUDA raise
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         fault = f"its kernels cannot be tried ({first})"
@@ -56,8 +58,13 @@ def trusted(device: Device, observer: Observer, *, named: bool) -> Device:
     return CPU
 
 
-def _fault(device: Device, name: str, observer: Observer) -> str | None:
-    """What is wrong with the kernels on a device; None if they are right."""
+def _fault(device: Device, name: str, observer: Observer, rule: str | None) -> str | None:
+    """What is wrong with the kernels on a device; None if they are right. Those of a rule count if it is asked for."""
+    from detgen.kernels.triton.core_linear import rules_on
+
+    there = [found.name.lower() for found in rules_on(str(device))]
+    if rule not in (None, *there):
+        return f"its tensor cores do not add up by {rule}, but by {there[0]}: --dtype bfloat16-{there[0]} fits it"
     path = verdict_path(device, name)
     different = kept(path)
     if different is None:
@@ -66,6 +73,8 @@ def _fault(device: Device, name: str, observer: Observer) -> str | None:
         observer.message(_TRYING.format(name))
         different = tried(str(device))
         keep(path, different)
+    if rule is None:
+        different = [name for name in different if not name.endswith(RULES)]
     if not different:
         return None
     some = ", ".join(different[:3]) + (f" and {len(different) - 3} more" if len(different) > 3 else "")

@@ -111,14 +111,16 @@ def test_engines_on_the_same_models(engines: Callable[..., Engine]) -> None:
         engines(drafter="none", batch_size=16).with_settings(drafter="model")
 
 
+@pytest.mark.parametrize("rule", [None, "tc24"])
 @pytest.mark.parametrize(("name", "named"), [("auto", [False]), ("cuda", [True]), ("cuda:0", [True]), ("cpu", [])])
-def test_a_gpu_is_tried_first(monkeypatch: pytest.MonkeyPatch, name: str, named: list[bool]) -> None:
-    """And models run where its trial says."""
+def test_a_gpu_is_tried_first(monkeypatch: pytest.MonkeyPatch, name: str, named: list[bool], rule: str | None) -> None:
+    """And models run where its trial says; it is told by which rule tensor cores have to add up."""
     monkeypatch.setattr(module, "pick_device", lambda _: Device("cpu" if name == "cpu" else "cuda"))
-    asked: list[bool] = []
-    monkeypatch.setattr(module, "trusted", lambda *_, named: asked.append(named) or CPU)
-    assert Engine(device=name, drafter="none").canonical.device.type == "cpu"
-    assert asked == named
+    asked: list[tuple[bool, str | None]] = []
+    monkeypatch.setattr(module, "trusted", lambda *_, named, rule: asked.append((named, rule)) or CPU)
+    dtype = "bfloat16" if rule is None else "bfloat16-tc24"
+    assert Engine(device=name, drafter="none", dtype=dtype).canonical.device.type == "cpu"
+    assert asked == [(each, rule) for each in named]
 
 
 def test_engine_errors(demo_models: Any) -> None:

@@ -25,6 +25,7 @@ KINDS: list[tuple[np.dtype[Any], Form]] = [
     (BFLOAT16, "none"),
     (FLOAT16, "none"),
     (BFLOAT16, "pairs"),
+    (BFLOAT16, "tc25"),
 ]
 
 

@@ -75,7 +75,7 @@ def test_the_number_format_of_the_cache_follows_the_inputs() -> None:
     """Unless it is asked for."""
     for dtype, asked, kept in (
         *(("auto", "auto", "float32"), ("bfloat16", "auto", "bfloat16"), ("float16", "auto", "float32")),
-        ("bfloat16", "float32", "float32"),
+        *(("bfloat16", "float32", "float32"), ("bfloat16-tc25", "auto", "bfloat16")),
     ):
         engine = Engine(drafter="none", dtype=dtype, kv_dtype=asked, kv_memory=4 << 20)
         assert engine.profile()["kv_dtype"] == kept

@@ -11,8 +11,9 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 from detgen.errors import EngineError
-from detgen.kernels.triton import launching, self_test
+from detgen.kernels.triton import core_linear, launching, self_test
 from detgen.machine import Device
+from detgen.program.storage import Storage
 from detgen.runner import trying
 from detgen.runner.trying import trusted
 
@@ -80,6 +81,30 @@ def test_a_device_with_other_bits_is_not_used(trial: Callable[[list[str]], list[
     assert trusted(DEVICE, said, named=False).type == "cpu"
     assert said.messages[-1].startswith("--device auto leaves a GPU alone: its kernels have other bits than")
     assert len(times) == 1
+
+
+def test_a_rule_of_tensor_cores_is_that_of_the_device(
+    trial: Callable[[list[str]], list[int]], said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is refused by the name of the one that fits; what is wrong with it concerns no other numerics."""
+    trial(["gated linear, tc25"])
+    monkeypatch.setattr(core_linear, "INTERPRETED", False)
+    assert trusted(DEVICE, said, named=True) == DEVICE
+    with pytest.raises(EngineError, match=r"other bits than the processor's \(gated linear, tc25\); use --device cpu"):
+        trusted(DEVICE, said, named=True, rule="tc25")
+    why = "its tensor cores do not add up by tc24, but by tc25: --dtype bfloat16-tc25 fits it"
+    with pytest.raises(EngineError, match=f"^a GPU is not used: {why}; use --device cpu"):
+        trusted(DEVICE, said, named=True, rule="tc24")
+    assert trusted(DEVICE, said, named=False, rule="tc24").type == "cpu"
+    assert said.messages[-1].startswith(f"--device auto leaves a GPU alone: {why}")
+
+
+def test_whose_rule_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for of in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, of=of: of)
+        found.append(core_linear.rule_of("cuda"))
+    assert found == [*2 * [Storage.TC24], *3 * [Storage.TC25]]
 
 
 def test_a_trial_that_fails_is_no_verdict(trial: Callable[[Exception], list[int]], said: Said) -> None:

@@ -3,26 +3,24 @@
 Promise: an entry of the result is a chain of fused multiply-adds over the inputs, first to last, in parts of
 PART_INPUTS; the sums of parts are added in their order within a section of SECTION_PARTS, and those of sections in
 theirs, as docs/numerics.md says. A tile holds some rows and columns, and has no say in it. For PAIR, inputs are
-`narrowed`, and of two the odd one comes first. Weights that inputs become whole numbers for: see `whole_linear`.
+`narrowed`, and of two the odd one comes first. Weights that inputs become whole numbers for: see `whole_linear`; by
+tensor cores: `core_linear`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
 import triton
 import triton.language as tl
 
+from detgen.kernels.triton import core_linear
 from detgen.kernels.triton.float_functions import part_of
 from detgen.kernels.triton.launching import OPTIONS, tiles
 from detgen.kernels.triton.linear_columns import behind, ended, places
 from detgen.kernels.triton.pairs import narrowed
 from detgen.kernels.triton.whole_linear import LEAST_SIDE, rounded, stored, whole_linear
 from detgen.program.operands import GROUP, PANEL, PART_INPUTS, SECTION_PARTS, Activation, Weight
-from detgen.program.storage import Storage
-
-if TYPE_CHECKING:
-    import torch
+from detgen.program.storage import RULES, Storage
 
 _PANEL = tl.constexpr(PANEL)
 _PART = tl.constexpr(PART_INPUTS)
@@ -165,17 +163,23 @@ def linear(
     picks = 0 if routes is None else routes.shape[1] // 2
     items, (inputs, outputs) = len(x) * (picks or 1), (weight.inputs, weight.outputs)
     shared = bool(picks) and x.shape[1] == inputs
-    rows, columns, grid = tiles(items, outputs, _ROWS, _COLUMNS)
+    cores = weight.storage in RULES
+    most = (core_linear.ROWS, core_linear.COLUMNS) if cores else (_ROWS, _COLUMNS)
+    rows, columns, grid = tiles(items, outputs, *most)
     steps = None if weight.scales is None else weight.scales.steps
     kernel, read, kinds = _linear, [x, _or(weight.codes, x), weight.data, _or(steps, x)], [int(weight.storage)]
     if weight.storage.whole:
         tensors, kinds = stored(weight)
         kernel, read = whole_linear, [*rounded(x), *tensors]
+    elif cores:
+        kernel, kinds = core_linear.core_linear, core_linear.kinds(weight.storage)
+        read = [narrowed(x, torch.bfloat16), weight.data]
+    elif weight.storage == Storage.PAIR:
+        read[0] = narrowed(x)
+    if kernel is not _linear:  # products of matrices
         if picks:
             rows, grid = 1, (items, grid[1])
         rows, columns = max(rows, LEAST_SIDE), max(columns, LEAST_SIDE)
-    elif weight.storage == Storage.PAIR:
-        read[0] = narrowed(x)
     kernel[grid](
         *(*read, _or(weight.bias, x), _or(routes, x), to),
         *(items, inputs, outputs, weight.columns // PANEL, outputs if picks else to.stride(0)),

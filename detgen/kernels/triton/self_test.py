@@ -5,7 +5,7 @@ What is compared is small, so that it takes seconds, most of them to compile the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,9 +18,11 @@ from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import bits
 from detgen.kernels.c.library import Runner, best_build
 from detgen.kernels.c.panels import joined, stacked
+from detgen.kernels.c.quantizing import PAIRED
 from detgen.kernels.drawn_weights import IN_FEW_BITS, in_few_bits
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choice, Choices
+from detgen.kernels.triton.core_linear import rules_on
 from detgen.kernels.triton.given_logprobs import logprobs
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling_kernels import choose_by, choose_reference
@@ -31,9 +33,10 @@ from detgen.program.operands import LOGIT_BLOCK, PAGE, PANEL, SCORED, Activation
 from detgen.program.program import Program
 from detgen.program.rows import Rows
 from detgen.program.states import STATEFUL, Convolve, DeltaRule, StateSpace, Watch
-from detgen.program.storage import Storage
+from detgen.program.storage import RULES, Storage
 
 _ROWS = 5
+_MANY_ROWS = 64
 _VOCABULARY = 9000  # three sections of what a program reads of a row
 _POSITIONS = 200
 _LINEAR = Activation.NONE, Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.RELU
@@ -46,15 +49,20 @@ class Tried(NamedTuple):
         name: in words.
         made: the steps, whose numbers are on the CPU.
         given: the buffers that they read, or whose numbers are compared; all others are left to them.
+        rows: of the pass.
     """
 
     name: str
     made: tuple[Step, ...]
     given: tuple[Buffer, ...]
+    rows: int = _ROWS
 
 
-def tried(inputs: int = 1280) -> Iterator[Tried]:
-    """Steps of each kind, in each number format; linear layers have `inputs`, a multiple of 256, of two sections."""
+def tried(inputs: int = 1280, rules: Sequence[Storage] = tuple(RULES)) -> Iterator[Tried]:
+    """Steps of each kind, in each number format; linear layers have `inputs`, a multiple of 256, of two sections.
+
+    Of the rules by which tensor cores add up, those that a device has; what is tried of them has its name at the end.
+    """
     maker = torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> torch.Tensor:
@@ -65,6 +73,7 @@ def tried(inputs: int = 1280) -> Iterator[Tried]:
         *((str(dtype)[6:], dtype, "none") for dtype in (torch.float32, torch.bfloat16, torch.float16)),
         *(("pairs", torch.bfloat16, "pairs"), ("q8", torch.float32, "q8"), ("q4", torch.float32, "q4")),
         ("q4_k", torch.float32, "q4_k"),
+        *((rule.name.lower(), torch.bfloat16, rule.name.lower()) for rule in rules),
     ]
     weights = {name: lambda seed, dtype=dtype: (drawn(40, inputs) * inputs**-0.5).to(dtype) for name, dtype, _ in kinds}
     forms = {name: form for name, _, form in kinds}
@@ -76,12 +85,14 @@ def tried(inputs: int = 1280) -> Iterator[Tried]:
         plain = joined([weight(i)], [drawn(40)], form)
         how: dict[str, Any] = {"activation": _LINEAR[i % len(_LINEAR)]}
         yield _of(steps.Linear(name=f"linear, {name}", x=x, to=Into(out, add=True, factor=0.3), weight=plain, **how))
-        if name in ("float32", "pairs", "q4"):
+        if name in ("float32", *PAIRED, "q4"):
             both = joined([weight(i), weight(i)], [], form, gated=True)
             yield _of(steps.Linear(name=f"gated linear, {name}", x=x, to=Into(out), weight=both, gated=True))
         if plain.storage != Storage.CODE and name in ("float32", "pairs", *(n for n in weights if n not in forms)):
             column = joined([weight(i)], [], form)
             yield _of(steps.EmbedColumn(name=f"embedding, {name}", weight=column, to=Into(x)))
+    for rule in rules:
+        yield from _cores(drawn, inputs, rule)
     head = joined([drawn(300, inputs)], [])
     scored, score = Buffer("scored", SCORED * -(-300 // LOGIT_BLOCK)), Buffer("score", SCORED)
     yield _of(
@@ -140,6 +151,20 @@ def _of(*made: Step) -> Tried:
         given |= dict.fromkeys(b for b in (*step.reads, *(i.buffer for i in into)) if b not in written)
         written.add(step.writes)
     return Tried(made[0].name if len(made) == 1 else made[-1].name, made, (*{**given, made[-1].writes: None},))
+
+
+def _cores(drawn: Any, inputs: int, rule: Storage) -> Iterator[Tried]:
+    """What tells rules apart: magnitudes, and zeros beside large numbers; in rows that other instructions are for."""
+    x, mixed, out = Buffer("x", inputs), Buffer("mixed", inputs), Buffer("out", 40)
+    zeros = torch.arange(inputs) % 5 == 0
+    form: Any = rule.name.lower()
+    wide = torch.exp2(drawn(inputs) * 20), drawn(40, inputs) * torch.exp2(drawn(40, inputs) * 20)
+    small = torch.where(zeros, 2.0**59, 2.0**-45), drawn(40, inputs) * 2.0**-45
+    for name, (factors, weight) in {"many magnitudes": wide, "zeros beside large numbers": small}.items():
+        packed = joined([weight.where(~zeros, 0.0).bfloat16()], [], form)
+        copied = steps.Copy(name="copy", x=x, to=Into(mixed), factors=factors)
+        step = steps.Linear(name=f"{name}, {form}", x=mixed, to=Into(out), weight=packed)
+        yield _of(copied, step)._replace(rows=_MANY_ROWS)
 
 
 def _attention(drawn: Any) -> Iterator[Tried]:
@@ -259,10 +284,10 @@ def checks(
         inputs: of linear layers, see `tried`.
         vocabulary: logits of a row.
     """
-    rows, maker = rows_of(_ROWS, _POSITIONS), torch.Generator().manual_seed(1)
-    for one in tried(inputs):
-        given = {b: torch.randn(_ROWS, b.width, generator=maker).abs() for b in one.given}
-        yield one.name, partial(_steps_right, one, rows, given, device)
+    maker = torch.Generator().manual_seed(1)
+    for one in tried(inputs, rules_on(device)):
+        given = {b: torch.randn(one.rows, b.width, generator=maker).abs() for b in one.given}
+        yield one.name, partial(_steps_right, one, rows_of(one.rows, _POSITIONS), given, device)
     logits, tokens = torch.randn(_ROWS, vocabulary, generator=maker) * 4, torch.arange(_ROWS) * 7
     for name, choices in _choices(vocabulary).items():
         yield name, partial(_choice_right, logits, choices, device)

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 from detgen.kernels.triton import (
     attend,
+    core_linear,
     filter_kernels,
     given_logprobs,
     launching,
@@ -58,6 +59,13 @@ def _linear(
     return kernel, types, [*kinds, *how, items, linear._COLUMNS]
 
 
+def _cores(rows: int, *, gated: bool = False, picks: int = 0) -> tuple[Any, list[str], list[Any]]:
+    activation = Activation.SILU if gated else Activation.NONE
+    types = [HALF, HALF, FLOAT, FLOAT, FLOAT, *["i32"] * 5, *["fp32"] * 5]
+    how = [int(activation), gated, False, False, False, not gated, False, picks, bool(picks)]
+    return core_linear.core_linear, types, [0, core_linear._DEPTH, *how, rows, core_linear.COLUMNS]
+
+
 # Kernel, types of its arguments, constants.
 KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     **{
@@ -91,6 +99,10 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
             *(("linear", storage, linear._ROWS, {}) for storage in (*IN_UNITS, Storage.FIVE, Storage.LEVEL)),
         )
     },
+    "cores, 16 rows": _cores(16),
+    "cores, 64 rows": _cores(64),
+    "gated cores, 64 rows": _cores(64, gated=True),
+    "experts on cores, 16 rows": _cores(16, gated=True, picks=2),
     "narrow": (pairs._narrow, [FLOAT, FLOAT, "i32"], [pairs._ENTRIES]),
     "round": (whole_linear._round, [FLOAT, BYTE, FLOAT, "i32"], [whole_linear._GROUPS]),
     "norm": (
@@ -212,14 +224,14 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
 
 # Instructions of floating-point numbers, and what they have after their name.
 FLOATING = re.compile(
-    r"^\s*(?:@\S+\s+)?((?:add|sub|mul|fma|div|sqrt|rsqrt|rcp|ex2|lg2|sin|cos|tanh|mma|wgmma)\b\S*)", re.M
+    r"^\s*(?:@\S+\s+)?((?:add|sub|mul|fma|div|sqrt|rsqrt|rcp|ex2|lg2|sin|cos|tanh|mma|wgmma|tcgen05\.mma)\b\S*)", re.M
 )
 
 
 def compiled(kernel: Any, types: list[str], constants: list[Any], capability: int) -> dict[str, Any]:
     """What the kernel takes of a processor of this compute capability, and how often it has which instruction.
 
-    Registers, stack, local and shared memory; of instructions, those of floating-point numbers.
+    Registers, stack, local and shared memory; of instructions, those of floating-point numbers; `chains`.
     """
     names = kernel.arg_names
     signature = dict(zip(names, [*types, *["constexpr"] * len(constants)], strict=True))
@@ -240,7 +252,47 @@ def compiled(kernel: Any, types: list[str], constants: list[Any], capability: in
         said = subprocess.run([program, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     found = {name.lower(): int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
     named = [name for name in FLOATING.findall(made.asm["ptx"]) if re.search(r"\.[bf](16|32|64)|approx|mma", name)]
-    return {**found, "shared": made.metadata.shared, "instructions": Counter(named)}
+    shared, placed = made.metadata.shared, chains(made.asm["ptx"])
+    return {**found, "shared": shared, "instructions": Counter(named), "chains": placed}
+
+
+def chains(ptx: str) -> list[list[int]]:
+    """Of each sum that products of matrices in bf16 are added to, where their rows of inputs lie in shared memory.
+
+    In the order of the products. Bytes for the first thread, of which what it does not know counts as zero.
+    """
+    made: dict[str, list[tuple[str, str]]] = {}
+    for name, to, of in re.findall(r"^\s*([a-z0-9.]+)\s+(%\w+), ([^;{}]+);", ptx, re.M):
+        made.setdefault(to, []).append((name.partition(".")[0], of))
+
+    def value(word: str) -> int:
+        if not word.startswith("%"):
+            return int(word, 0) if re.fullmatch(r"-?\d+|0x[0-9a-f]+", word) else 0
+        if len(made.get(word, ())) != 1:  # of a loop
+            return 0
+        name, of = made[word][0]
+        kinds = {"add": int.__add__, "or": int.__or__, "xor": int.__xor__, "and": int.__and__, "shl": int.__lshift__}
+        if name in ("mov", "cvt", "cvta"):
+            return value(of)
+        words = of.split(", ")
+        if name == "bfe":
+            return value(words[0]) >> value(words[1]) & (1 << value(words[2])) - 1
+        return kinds[name](*map(value, words)) if name in kinds else 0
+
+    read = {
+        to: value(at) + int(beyond or 0)
+        for tos, at, beyond in re.findall(r"ldmatrix\.\S+ \{([^}]*)\}, \[(%\w+)\+?(\d*)\]", ptx)
+        for to in tos.split(", ")
+    }
+    found: dict[str, list[int]] = {}
+    for sums, inputs, before in re.findall(
+        r"mma\.sync\S*bf16\S* \{ ([^}]*) \}, \{ (%\w+)[^}]*\}, .*?\{ ([^}]*) \};", ptx
+    ):
+        assert sums == before, "a sum is that of the product before it"
+        found.setdefault(sums, []).append(read[inputs])
+    for sums, inputs in re.findall(r"wgmma\.mma_async\S*bf16 \{([^}]*)\}, (%\w+),", ptx):
+        found.setdefault(sums, []).append((value(inputs) & 0x3FFF) << 4)
+    return [*found.values()]
 
 
 # Those that are broken on purpose: a module, what is changed in it, its kernel, and the one that it is compiled like.
@@ -253,6 +305,15 @@ BROKEN: dict[str, tuple[Any, list[tuple[str, str]], str, str]] = {
         ],
         "_linear",
         "linear, float, 16 rows",
+    ),
+    "parts on cores that are folded": (
+        core_linear,
+        [
+            ("part = tl.zeros((ROWS, COLUMNS), tl.float32)", "part = of_section"),
+            ("behind(of_section, part, first == section)", "part"),
+        ],
+        "core_linear",
+        "cores, 16 rows",
     ),
     "products that are rounded": (
         linear,

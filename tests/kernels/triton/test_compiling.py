@@ -33,12 +33,18 @@ KEPT = {
 # Kernels that `compile_kernels` breaks: those they were, and what is found.
 BROKEN = {
     "parts that are folded": ("linear, float, 16 rows", "16 sums of 8 outputs"),
+    "parts on cores that are folded": ("cores, 16 rows", "8 sums of 4 outputs"),
     "products that are rounded": ("linear, float, 16 rows", "0 fused products of 8 outputs"),
     "an approximate exponential": ("softmax", "ex2.approx"),
     "an approximate quotient": ("softmax", "div.full.f32"),
     "an approximate root": ("norm", "rsqrt.approx"),
 }
-COLUMNS, THREADS = 64, 128  # of a tile of a linear layer
+COLUMNS, CORE_COLUMNS, THREADS = 64, 32, 128  # of a tile of a linear layer
+# Of tensor cores, for bf16 and float32: their products, and what these wait for.
+CORES = re.compile(
+    r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32|tcgen05\.mma\.cta_group::1\.kind::f16"
+    r"|wgmma\.(mma_async\.sync\.aligned\.m64n32k16\.f32\.bf16\.bf16|(fence|commit_group|wait_group)\.sync\.aligned);?"
+)
 ROOM = 1.3  # times what was kept that a later Triton may take
 
 
@@ -77,6 +83,20 @@ def test_each_instruction_rounds_as_ieee_754_says(compiled: dict[str, dict[str, 
         assert list(faults(name, of["instructions"])) == []
 
 
+@pytest.mark.parametrize("name", [name for name in KEPT if "cores" in name])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_products_on_cores_are_added_in_order(
+    compiled: dict[str, dict[str, dict[str, Any]]], name: str, capability: int
+) -> None:
+    """A part is a chain of eight products; each half of it lies in one stretch of memory, read from its start."""
+    chains = compiled[name][str(capability)]["chains"]
+    assert chains
+    for places in chains:
+        assert [at - places[0] for at in places[:4]] == [0, 32, 64, 96]
+        assert [at - places[4] for at in places[4:]] == [0, 32, 64, 96]
+        assert places[0] != places[4]
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_on_purpose_is_found(compiled: dict[str, dict[str, dict[str, Any]]], name: str) -> None:
     like, fault = BROKEN[name]
@@ -90,8 +110,10 @@ def faults(name: str, instructions: dict[str, int]) -> Iterator[str]:
     is written, one for each output and input, and parts, sections and what results are added to are one sum each.
     """
     products = {one for one in instructions if one.startswith("mma.sync.") and one.endswith(".s32.s8.s8.s32")}
-    whole = any(f" {storage.name.lower()}," in name for storage in Storage if storage.whole)
-    if bool(products) != whole:
+    whole, cores = any(f" {storage.name.lower()}," in name for storage in Storage if storage.whole), "cores" in name
+    if cores:
+        products = {one for one in instructions if CORES.fullmatch(one)}
+    if bool(products) != (whole or cores):
         yield f"products of matrices: {products}"
     # Of a bound, which decides only whose scores are computed.
     bounded = {"fma.rn.ftz.f32"} if name == "choose: score" else set()
@@ -103,6 +125,14 @@ def faults(name: str, instructions: dict[str, int]) -> Iterator[str]:
         "fma.rn.f32x2",
     }:
         yield "no products that are added up in one"
+    if found := re.fullmatch(r"cores, (\d+) rows", name):
+        outputs = int(found[1]) * CORE_COLUMNS // THREADS
+        each = {"mma": int(found[1]) // 2, "wgmma": 8, "tcgen05": 8}  # instructions of a part; a turn may stand apart
+        parts = sum(
+            instructions[one] / each[one.partition(".")[0]] for one in products if "mma_async" in one or "wg" not in one
+        )
+        if (adds := _each(instructions, "add")) != (parts + 2) * outputs:
+            yield f"{adds} sums of {outputs} outputs"
     if found := re.fullmatch(r"linear, \w+, (\d+) rows", name):
         outputs = max(int(found[1]) * COLUMNS // THREADS, 1)
         if (adds := _each(instructions, "add")) != (2 if whole else 3) * outputs:

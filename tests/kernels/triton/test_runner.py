@@ -24,9 +24,9 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.panels import joined, panels, stacked
-from detgen.kernels.c.quantizing import MADE, STORAGE, Form
+from detgen.kernels.c.quantizing import MADE, PAIRED, STORAGE, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
-from detgen.kernels.triton import attend, linear, state_kernels, whole_linear
+from detgen.kernels.triton import attend, core_linear, linear, state_kernels, whole_linear
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import arithmetic, interpreter, steps
 from detgen.program.arrays import Array, array, each, tensor
@@ -108,7 +108,7 @@ INPUTS = st.sampled_from([1, 7, 31, 127, 128, 129, 260])
     inputs=INPUTS | st.sampled_from([32, 160, 288]),
     outputs=st.sampled_from([1, 31, 33, 70]),
     storage=storages,
-    form=st.sampled_from(["none", "pairs", *MADE]),
+    form=st.sampled_from(["none", *PAIRED, *MADE]),
     activation=st.sampled_from(LINEAR),
     biased=st.booleans(),
     add=st.booleans(),
@@ -128,7 +128,7 @@ def test_linear(
     factor: float,
     softcap: float,
 ) -> None:
-    weight = (numbers(2, outputs, inputs) * inputs**-0.5).to(torch.bfloat16 if form == "pairs" else storage)
+    weight = (numbers(2, outputs, inputs) * inputs**-0.5).to(torch.bfloat16 if form in PAIRED else storage)
     packed = joined([weight], [numbers(3, outputs)] if biased else [], form)
     x, to = Buffer("x", inputs), Buffer("to", outputs)
     into = Into(to, add=add and not softcap, factor=factor)
@@ -143,7 +143,7 @@ def inputs_of_a_section(device: str, monkeypatch: pytest.MonkeyPatch) -> int:
         return SECTION_PARTS * PART_INPUTS
     monkeypatch.setattr(arithmetic, "SECTION_PARTS", SECTION_PARTS // 4)
     monkeypatch.setattr(arithmetic, "_SECTION", inputs := SECTION_PARTS // 4 * PART_INPUTS)
-    for kernels in (linear, whole_linear):
+    for kernels in (linear, core_linear, whole_linear):
         monkeypatch.setattr(kernels, "_SECTION", inputs)
     return inputs
 
@@ -156,6 +156,8 @@ def inputs_of_a_section(device: str, monkeypatch: pytest.MonkeyPatch) -> int:
         (1, 96, "q4", True),
         (1, 256, "q4_k", True),
         (1, 134, "pairs", True),
+        (1, 134, "tc25", True),
+        (2, 18, "tc24", False),
     ],
 )
 def test_sections_of_a_linear_layer(
@@ -170,7 +172,7 @@ def test_how_long_a_section_is(device: str, more: int, form: Form) -> None:
 
 
 def of_several_sections(device: str, inputs: int, form: Form, gated: bool) -> None:
-    dtype = torch.bfloat16 if form == "pairs" else torch.float32
+    dtype = torch.bfloat16 if form in PAIRED else torch.float32
     weights = [numbers(seed, 5, inputs).to(dtype) for seed in (2, 3)[: 1 + gated]]
     packed = joined(weights, [numbers(4, 5), numbers(5, 5)] if gated else [], form, gated=gated)
     x, to = Buffer("x", inputs), Buffer("to", 5)
@@ -207,7 +209,13 @@ def test_tables_in_few_bits(device: str, kind: InFewBits) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "form"),
-    [(torch.float32, "none"), (torch.float16, "none"), (torch.bfloat16, "none"), (torch.bfloat16, "pairs")],
+    [
+        (torch.float32, "none"),
+        (torch.float16, "none"),
+        (torch.bfloat16, "none"),
+        (torch.bfloat16, "pairs"),
+        (torch.bfloat16, "tc25"),
+    ],
 )
 def test_tables_in_floats(device: str, dtype: torch.dtype, form: Form) -> None:
     """Which an output layer has, too."""
@@ -250,10 +258,10 @@ def test_weights_in_few_bits(device: str, kind: InFewBits) -> None:
     inner=st.sampled_from([1, 16, 50]),
     biased=st.booleans(),
     storage=storages,
-    form=st.sampled_from(["none", "pairs", *MADE]),
+    form=st.sampled_from(["none", *PAIRED, *MADE]),
 )
 def test_gated_linear(device: str, rows: int, inner: int, biased: bool, storage: torch.dtype, form: Form) -> None:
-    weights = [numbers(seed, inner, 160).to(torch.bfloat16 if form == "pairs" else storage) for seed in (2, 3)]
+    weights = [numbers(seed, inner, 160).to(torch.bfloat16 if form in PAIRED else storage) for seed in (2, 3)]
     packed = joined(weights, [numbers(4, inner), numbers(5, inner)] if biased else [], form, gated=True)
     x, to = Buffer("x", 160), Buffer("to", inner)
     step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=True, activation=Activation.SILU)
@@ -283,8 +291,9 @@ def test_groups_that_do_not_become_whole_numbers(device: str, form: Form) -> Non
     assert not found[2].any()
 
 
-def test_pairs_that_do_not_just_become_bf16(device: str) -> None:
-    case = odd_pairs()
+@pytest.mark.parametrize("form", PAIRED)
+def test_pairs_that_do_not_just_become_bf16(device: str, form: Form) -> None:
+    case = odd_pairs(form)
     alike(device, case.rows, case.given, case.program.steps[0])
 
 
@@ -651,7 +660,7 @@ def test_what_is_not_seen_is_not_read(device: str) -> None:
     ("form", "experts", "picks", "rows"),
     [
         *(("none", *of, 6) for of in ((5, 2), (40, 3), (4, 4), (150, 2))),
-        *((form, 40, 3, 3) for form in ("pairs", *MADE)),
+        *((form, 40, 3, 3) for form in (*PAIRED, *MADE)),
     ],
 )
 def test_experts(device: str, form: Form, experts: int, picks: int, rows: int) -> None:
@@ -735,7 +744,7 @@ def test_routes_of_what_is_no_number(device: str) -> None:
 
 
 def _stacked(weights: torch.Tensor, form: Form, *, gated: bool = False, biased: bool = False) -> Weight:
-    dtype = torch.bfloat16 if form == "pairs" else torch.float32
+    dtype = torch.bfloat16 if form in PAIRED else torch.float32
     parts = [list(w.to(dtype).chunk(2)) if gated else [w.to(dtype)] for w in weights]
     biases = [[part[:, 0].float() for part in of] for of in parts] if biased else []
     return stacked(parts, PANEL // 2 if gated else PANEL, form, biases)

@@ -12,9 +12,10 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 from detgen.kernels.triton import runner, self_test
-from detgen.program import steps
+from detgen.program import steps, tensor_cores
+from detgen.program.interpreter import Interpreter
 from detgen.program.operands import Activation
-from detgen.program.storage import Storage
+from detgen.program.storage import RULES, Storage
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -25,6 +26,27 @@ def test_every_kernel_is_tried() -> None:
     stored = {step.weight.storage for step in made if isinstance(step, steps.Linear)}
     assert stored == set(Storage)
     assert {step.function for step in made if isinstance(step, steps.Activate)} == set(Activation)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_are_told_apart(rule: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From each other, in all layers; from one in which zeros destroy nothing, where these are beside large numbers."""
+
+    def results(one: self_test.Tried) -> torch.Tensor:
+        maker = torch.Generator().manual_seed(1)
+        given = {b: torch.randn(one.rows, b.width, generator=maker).abs() for b in one.given}
+        Interpreter(self_test._program(one.made, given)).run(self_test.rows_of(one.rows, 200), given)
+        return given[one.made[-1].writes]
+
+    some = [one for one in self_test.tried(256, [rule]) if one.name.endswith(rule.name.lower())]
+    found = [results(one) for one in some]
+    with monkeypatch.context() as patch:
+        (other,) = set(RULES) - {rule}
+        patch.setitem(RULES, rule, RULES[other])
+        assert not any(results(one).equal(x) for one, x in zip(some, found, strict=True))
+    own = tensor_cores._exponents
+    monkeypatch.setattr(tensor_cores, "_exponents", lambda x: own(x).where(x != 0, -999))
+    assert [one.name for one, x in zip(some, found, strict=True) if not results(one).equal(x)] == [some[-1].name]
 
 
 @pytest.mark.slow
@@ -53,7 +75,7 @@ def test_what_is_wrong_is_named(
     monkeypatch.setattr(self_test, "logprobs", lambda *a: right(*a) * (1 - 2**-23))
     some, choices = list(self_test.tried(256)), self_test._choices(500)
     few = [one for one in some if one.name.startswith(("norm", "rotation", "sum", "gate"))]
-    monkeypatch.setattr(self_test, "tried", lambda inputs: few)
+    monkeypatch.setattr(self_test, "tried", lambda inputs, rules: few)
     monkeypatch.setattr(self_test, "_choices", lambda vocabulary: {"sampling": choices["sampling"]})
     with small_sections():
         found = self_test.different(device, 256, 500)

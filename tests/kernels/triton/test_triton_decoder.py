@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
-from detgen.kernels.c.quantizing import MADE, Form
+from detgen.kernels.c.quantizing import MADE, PAIRED, Form
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Ends, Window, Windows
 from detgen.kernels.logprobs import Scores
@@ -94,7 +94,7 @@ def both(config: Any, form: Form = "none", dtype: torch.dtype = torch.float32) -
         model = made(config, dtype)
         layout = attach(model, "model")
         states = StateCache(layout.states, 2, device) if layout.states else None
-        kind = BFLOAT16 if form == "pairs" else FLOAT32
+        kind = BFLOAT16 if form in PAIRED else FLOAT32
         cache = KVCache(layout.cached, BlockManager(20), kind, device, states)
         cache.pages.lay_out(5, 128)
         decoder: Any = (
@@ -146,7 +146,7 @@ def test_every_family_has_them(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("form", "dtype"),
-    [*((form, torch.float32) for form in MADE), ("none", torch.bfloat16), ("pairs", torch.bfloat16)],
+    [*((form, torch.float32) for form in MADE), ("none", torch.bfloat16), *((form, torch.bfloat16) for form in PAIRED)],
 )
 def test_weights_in_fewer_bits(form: Form, dtype: torch.dtype) -> None:
     read_by_both(hf.LlamaConfig(**TINY | {"hidden_size": 32, "intermediate_size": 256}), form, dtype)

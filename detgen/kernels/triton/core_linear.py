@@ -1,0 +1,159 @@
+"""Linear layers on tensor cores, of weights and inputs in bf16.
+
+Promise: a part of PART_INPUTS begins at zero, and tensor cores add its products up, inputs ascending, as
+`detgen/program/tensor_cores.py` says; the sums of parts are added in their order within a section of SECTION_PARTS, and
+those of sections in theirs, as docs/numerics.md says. A tile has no say in it. A part has several products of matrices:
+Triton makes one product that is added to a sum one that begins with the sum.
+
+The rule belongs to a kind of device. What is not computed by tensor cores, as in Triton's interpreter, is emulated.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from detgen.kernels.triton.launching import INTERPRETED
+from detgen.kernels.triton.linear_columns import behind, ended, places
+from detgen.program.operands import PANEL, PART_INPUTS, SECTION_PARTS
+from detgen.program.storage import RULES, Storage
+
+_PANEL = tl.constexpr(PANEL)
+_PART = tl.constexpr(PART_INPUTS)
+_SECTION = tl.constexpr(SECTION_PARTS * PART_INPUTS)
+_TO_24_BITS = tl.constexpr(-(1 << 29))  # of a float64
+_DEPTH = PART_INPUTS // 2  # of a product of matrices: two to a part
+ROWS, COLUMNS = 64, 32  # of a tile, at most; Hopper and Blackwell have instructions for 64 rows
+
+
+def rule_of(device: torch.device | str) -> Storage:
+    """By which tensor cores of a CUDA device add up products of bf16."""
+    return Storage.TC25 if torch.cuda.get_device_capability(device) >= (9, 0) else Storage.TC24
+
+
+def rules_on(device: torch.device | str) -> tuple[Storage, ...]:
+    """The rules that can be computed there; in Triton's interpreter, all."""
+    return tuple(RULES) if INTERPRETED else (rule_of(device),)
+
+
+def kinds(storage: Storage) -> list[int]:
+    """BITS and DEPTH of a product, as the kernel takes them."""
+    return [*RULES[storage]] if INTERPRETED else [0, _DEPTH]
+
+
+@triton.jit
+def _exponent(x):
+    """Of float32, int32; that of zeros and of what is subnormal is the least."""
+    return tl.maximum((x.to(tl.int32, bitcast=True) >> 23) & 255, 1) - 127
+
+
+@triton.jit
+def _power(exponent):
+    """float64."""
+    return ((exponent + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _added(sums, x, weights, BITS: tl.constexpr):
+    """The sums with products; by tensor cores, or where there are BITS, as they would, of inputs that go together."""
+    if BITS == 0:
+        return tl.dot(x, weights, sums)
+    x, weights, start = x.to(tl.float32), weights.to(tl.float32), sums.to(tl.float64)
+    top = tl.max(_exponent(x)[:, :, None] + _exponent(weights)[None], 1)
+    top = tl.maximum(top, _exponent(sums))
+    products = x.to(tl.float64)[:, :, None] * weights.to(tl.float64)[None]
+    plain = tl.sum(products, 1) + start
+    finite, unit = tl.abs(plain) < float("inf"), _power(BITS - top)
+    cut = tl.where(finite[:, None, :], products * unit[:, None, :], 0.0).to(tl.int64)
+    total = tl.sum(cut, 1) + tl.where(finite, start * unit, 0.0).to(tl.int64)
+    bits = total.to(tl.float64).to(tl.int64, bitcast=True) & _TO_24_BITS
+    return tl.where(finite, bits.to(tl.float64, bitcast=True) * _power(top - BITS), plain).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=("items",))
+def core_linear(
+    x,
+    data,
+    bias,
+    routes,
+    to,
+    items,
+    inputs,
+    outputs,
+    panels,
+    to_row,
+    factor,
+    cap,
+    limit,
+    slope,
+    shift,
+    BITS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    LIMITED: tl.constexpr,
+    BIASED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    ADDS: tl.constexpr,
+    SCALES: tl.constexpr,
+    PICKS: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """`linear._linear` of inputs in bf16. A tile has one weight: it holds one route, and no other rows."""
+    row = tl.arange(0, ROWS)
+    item = tl.program_id(0).to(tl.int64) * (1 if PICKS else ROWS) + row
+    output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    item_there, there = item < items, (output < outputs)[None, :]
+    panel, column = places(output, GATED)
+    if PICKS:
+        item_there = item_there & (row == 0)
+        panel += tl.load(routes + 2 * tl.program_id(0).to(tl.int64)).to(tl.int64) * panels
+    panel, column = panel[None, :], column[None, :]
+    read = x + (item // PICKS if SHARED else item)[:, None] * inputs
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    opened = sums
+    for section in range(0, inputs, _SECTION):
+        of_section = tl.zeros((ROWS, COLUMNS), tl.float32)
+        of_section_opened = of_section
+        for first in range(section, tl.minimum(section + _SECTION, inputs), _PART):
+            part = tl.zeros((ROWS, COLUMNS), tl.float32)
+            part_opened = part
+            for turn in tl.static_range(_PART // DEPTH):
+                input = first + turn * DEPTH + tl.arange(0, DEPTH)
+                entries = tl.load(
+                    read + input[None, :], mask=item_there[:, None] & (input < inputs)[None, :], other=0.0
+                )
+                wanted, input = there & (input < inputs)[:, None], input[:, None]
+                at = data + (panel * inputs + input // 2 * 2) * _PANEL + 2 * column + input % 2
+                part = _added(part, entries, tl.load(at, mask=wanted, other=0.0), BITS)
+                if GATED:
+                    part_opened = _added(part_opened, entries, tl.load(at + _PANEL, mask=wanted, other=0.0), BITS)
+            of_section = behind(of_section, part, first == section)
+            if GATED:
+                of_section_opened = behind(of_section_opened, part_opened, first == section)
+        sums = behind(sums, of_section, section == 0)
+        if GATED:
+            opened = behind(opened, of_section_opened, section == 0)
+    ended(
+        sums,
+        opened,
+        bias + panel * _PANEL + column,
+        there,
+        to + item[:, None] * to_row + output[None, :],
+        item_there[:, None] & there,
+        factor,
+        cap,
+        limit,
+        slope,
+        shift,
+        ACTIVATION,
+        GATED,
+        LIMITED,
+        BIASED,
+        CAPPED,
+        ADDS,
+        SCALES,
+    )
