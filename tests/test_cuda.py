@@ -230,6 +230,29 @@ def test_another_family(detgen: Command, folder: Path, random_model: Callable[..
     assert not any("error" in line for line in _verified(folder / "other-cpu"))
 
 
+def test_products_on_tensor_cores(detgen: Command, folder: Path, model: str) -> None:
+    """By the rule of the device, which a processor audits; there are none on the stand-in, which emulates them."""
+    import torch
+
+    rule = "tc24" if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0) else "tc25"
+    for name in ("cuda", "cpu"):
+        options = [
+            "--target",
+            model,
+            "--dtype",
+            f"bfloat16-{rule}",
+            "--device",
+            name,
+            "--max-tokens",
+            "3",
+            "--limit",
+            "2",
+        ]
+        detgen(folder, "run", "prompts.jsonl", "-o", f"{rule}-{name}", *options)
+    assert len({(folder / f"{rule}-{name}" / "outputs.jsonl").read_bytes() for name in ("cuda", "cpu")}) == 1
+    assert "nothing differs" in detgen(folder, "audit", f"{rule}-cuda", "--device", "cpu")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("quant", ["none", "q8"])
 def test_the_embedded_pair(detgen: Command, folder: Path, quant: str) -> None:
