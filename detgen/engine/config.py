@@ -191,7 +191,7 @@ class EngineConfig:
         KVDtypeName,
         Field(
             description="How keys and values are kept: float32 (f32), bfloat16 (bf16), which takes half the memory, or"
-            " auto: bfloat16 with --dtype bfloat16, else float32."
+            " auto: bfloat16 with --dtype bfloat16, by whatever rule, else float32."
         ),
         Option("TYPE", panel="Model", parser=_dtype_of(get_args(KVDtypeName)), values=get_args(KVDtypeName)),
     ] = "auto"
