@@ -362,10 +362,12 @@ class Counting(TorchDispatchMode):
 runner = Engine(target=model, device="cuda", drafter="none", kv_memory=16 << 20).canonical
 runner.cache.pages.lay_out(3, 64)
 windows = Windows.of([Window(slot, 0, [5 + slot], 1) for slot in range(3)])
+read = Windows.of([Window(2, 0, [7, 8, 9], 1)])
 choices = Choices.of([Choice(0.8 * slot, 0.9, seed=slot) for slot in range(3)])
 passes = {
     "run": lambda: runner.run(windows, []),
     "sample": lambda: runner.sample(windows, np.array([1, 3, 3]), choices),
+    "reading": lambda: runner.sample(windows.part(0, 2), np.array([3, 1, 2]), choices, None, [read]),
 }
 for name, call in passes.items():
     with Counting() as counting:
@@ -376,11 +378,11 @@ for name, call in passes.items():
 
 @pytest.mark.usefixtures("folder")
 def test_the_host_waits_once(python_on_cuda: Callable[[str], str], model: str) -> None:
-    """In a pass, and at the end of a chain of three; what goes to the device is the rows of each pass, who of them goes
-    on, and how they are sampled."""
+    """In a pass, and at the end of a chain of three, also if the second one reads a prompt; what goes to the device is
+    the rows of each pass, who of them goes on, and how they are sampled."""
     lines = python_on_cuda(f"model = {model!r}\n{COUNTING}").splitlines()
-    assert [line.split()[:2] for line in lines] == [["run", "1"], ["sample", "1"]]
-    assert [int(line.split()[2]) for line in lines] == [1, 3 + 1 + 3]
+    assert [line.split()[:2] for line in lines] == [["run", "1"], ["sample", "1"], ["reading", "1"]]
+    assert [int(line.split()[2]) for line in lines] == [1, 3 + 1 + 3, 3 + 1 + 3]
 
 
 def test_scores(folder: Path, detgen: Command, model: str) -> None:

@@ -160,7 +160,7 @@ def _chained(built: Built, rows: int) -> bool:
     """Whether passes in one call give what they give one by one: tokens, leads, log-probabilities."""
     forward, windows = built.forward, decode(built, rows)
     forward.cache.pages.lay_out(rows, built.context + _CHAINED)
-    _, scores = forward.chain(windows, np.full(rows, _CHAINED))
+    _, scores, _ = forward.chain(windows, np.full(rows, _CHAINED))
     found = [np.asarray(x).reshape(rows, _CHAINED) for x in scores]
     for step in range(_CHAINED):
         wanted = unpack(choose_by(tensor(forward.run(windows)), None).cpu())

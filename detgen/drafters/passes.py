@@ -99,7 +99,7 @@ class PassDrafter(Drafter):
         if any(choice.temperature for choice in choices):
             written = self.runner.draft(Windows.of(reads), wanted, choices)
         else:
-            _, scores = self.runner.chain(Windows.of(reads), wanted)
+            _, scores, _ = self.runner.chain(Windows.of(reads), wanted)
             written = [tokens.tolist() for tokens in np.split(scores.tokens, wanted.cumsum()[:-1])]
         drafts = []
         for seq, read, tokens in zip(seqs, reads, written, strict=True):

@@ -182,9 +182,9 @@ class Decoding:
         to_end = live.eos[slots] & (live.length[slots] - live.prompt[slots] >= live.least[slots])
         ends = Ends(live.eos_ids[:, 0].copy(), to_end)
         results: Array | Scores
-        broken: list[int] = []
+
         if plain:
-            tokens, results = self._target.chain(windows, lengths, ends)
+            tokens, results, broken = self._target.chain(windows, lengths, ends)
         else:
             choices = self.committing.choices(WantedRows.of(windows))
             tokens, results, broken = self._target.sample(windows, lengths, choices, ends)

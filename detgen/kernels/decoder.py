@@ -90,21 +90,25 @@ class StateBuffers(Protocol):
 class Chaining(Protocol):
     """Runs several passes in one call, in which sequences go on with what they choose.
 
-    A batch is the first pass, whose windows want one row each, or none; `lengths`, int64 [windows that want a row], are
-    the passes that each takes part in, at least 1. They are lowered where results are not finite and where a sequence
-    ends. Results are of the rows that stand then, in the order of the windows.
+    A batch is the first pass, whose windows want one row each, or none, like those of `later` passes; `lengths`, int64
+    [windows that want a row], are the passes from its own on that each takes part in, at least 1. They are lowered
+    where results are not finite and where a sequence ends. Results are of the rows that stand then, in the order of the
+    windows. Rows whose last keys are not finite are named by their numbers: first come those that want nothing, pass
+    by pass, then those of the results.
 
     Attributes:
         outputs: entries of a row of logits, or of hidden states where there is no output layer.
         kept: entries of logits that `sample` leaves behind for each row; 0 where it leaves scores alone.
         stops: whether a sequence has no passes behind its end; else they are computed for nothing.
+        reads: whether windows may want nothing, or join later; else all are in the first pass and want a row.
     """
 
     outputs: int
     kept: int
     stops: bool
+    reads: bool
 
-    def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> Scores:
+    def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> tuple[Scores, list[int]]:
         """Each sequence goes on with its largest logit; a row is not finite, either, whose last keys are not."""
         ...
 
@@ -115,7 +119,7 @@ class Chaining(Protocol):
 
         Returns:
             What each row is likely to choose, int64 [rows]; the rows' logits, or their scores where there is no more to
-            tell; and the rows whose last keys are not finite.
+            tell; and the rows that are named.
         """
         ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +96,12 @@ class Windows:
         slots, starts, lengths, logits, drafted = (x[first:last] for x in whole)
         return Windows(slots, starts, lengths, logits, self.tokens[before : before + inside], drafted)
 
+    def lasts(self) -> Windows:
+        """The last token of each window that wants a row."""
+        asked = self.logits > 0
+        ends, ones = self.lengths.cumsum()[asked], np.ones(int(asked.sum()), np.int64)
+        return Windows(self.slots[asked], (self.starts + self.lengths)[asked] - 1, ones, ones, self.tokens[ends - 1])
+
     def joined(self, others: Windows) -> Windows:
         """These, then others."""
         return Windows(
@@ -120,6 +127,7 @@ class InputBatch:
         windows: the windows.
         area: cost of their attention, in places; see `attention_area`.
         spans: int64 [windows, 6], see `Rows`; None where no layer keeps states.
+        later: windows that join in each of the passes behind this one, where one call makes them all.
     """
 
     ids: np.ndarray
@@ -132,7 +140,9 @@ class InputBatch:
     _tables: np.ndarray
     _group: int
     spans: np.ndarray | None = None
+    later: Sequence[Windows] = ()
     _rows: Rows | None = None
+    _choosing: tuple[Windows, np.ndarray] | None = None
 
     @property
     def rows(self) -> Rows:
@@ -158,11 +168,21 @@ class InputBatch:
         w = self.windows
         return cut_pieces(np.arange(len(w)), w.starts, w.lengths, most), self._tables[w.slots]
 
+    @property
+    def choosing(self) -> tuple[Windows, np.ndarray]:
+        """The last token of each window that wants a row, of later ones, too, and its pass from this one, int64 [n]."""
+        if self._choosing is None:
+            lasts = [windows.lasts() for windows in (self.windows, *self.later)]
+            self._choosing = reduce(Windows.joined, lasts), np.repeat(np.arange(len(lasts)), list(map(len, lasts)))
+        return self._choosing
+
     def after(self, passes: int, there: np.ndarray) -> InputBatch:
-        """The pass so many passes later, in which the windows `there`, int64 [n], go on with a row each."""
-        w, ones = self.windows, np.ones(len(there), np.int64)
-        starts = (w.starts + w.lengths - 1)[there] + passes
-        return pack(Windows(w.slots[there], starts, ones, ones, 0 * ones), self._tables, self._group)
+        """The pass so many passes later: those of `choosing` that go on, int64 [n], have a row each, before others."""
+        (w, begins), ones = self.choosing, np.ones(len(there), np.int64)
+        windows = Windows(w.slots[there], (w.starts - begins)[there] + passes, ones, ones, 0 * ones)
+        if passes <= len(self.later):
+            windows = windows.joined(self.later[passes - 1])
+        return pack(windows, self._tables, self._group)
 
 
 class Ends(NamedTuple):

@@ -17,7 +17,7 @@ from detgen.kernels.decoder import Chaining, Decoder
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import MOST_ROWS, Ends, InputBatch, Window, Windows, pack
 from detgen.kernels.logprobs import Scores
-from detgen.kernels.pass_cost import PassCost
+from detgen.kernels.pass_cost import PassCost, attention_area
 from detgen.kernels.sampling import Choice, Choices
 from detgen.program.arrays import Array
 from detgen.runner.kv_cache import KVCache
@@ -167,77 +167,105 @@ class ModelRunner:
         self.cost.update(len(batch.ids), time.perf_counter() - started, float(batch.area))
         return results
 
-    def chain(self, windows: Windows, lengths: np.ndarray, ends: Ends | None = None) -> tuple[np.ndarray, Scores]:
+    def chain(
+        self, windows: Windows, lengths: np.ndarray, ends: Ends | None = None, later: Sequence[Windows] = ()
+    ) -> tuple[np.ndarray, Scores, list[int]]:
         """Run passes one after the other in one call: each sequence goes on with its largest logit.
 
         What `run` with `scored` gives for the same rows. Entries are written for all but a sequence's last token.
 
         Args:
-            windows: those of the first pass, which want one row each.
-            lengths: int64 [windows], passes that each takes part in, at least 1; lowered where results are not finite,
-                and where a sequence ends. The pages of its slot must reach to the last of them.
+            windows: those of the first pass, which want one row each, or none.
+            lengths: int64 [windows that want a row], passes from its own on that each takes part in, at least 1;
+                lowered where results are not finite, and where a sequence ends. The pages of its slot must reach to the
+                last of them.
             ends: where they do; None for nowhere.
+            later: windows that join in each of the passes behind, likewise; only where the decoder `reads`.
 
         Returns:
             The token that each row read, the last one of the window or what the row before chose, int64 [sum of
-            lengths], in the order of the windows, and the rows' scores. A row is not finite, either, whose last keys
-            are not.
+            lengths], in the order of the windows, the rows' scores, and the rows that are named (`Chaining`). A row is
+            not finite, either, whose last keys are not.
         """
-        scores = self._chained(windows, lengths, lambda of, batch: of.chain(batch, lengths, ends))
-        return _read(windows, lengths, scores.tokens), scores
+        batch = self._batch(windows, later)
+        scores, broken = self._chained(batch, lengths, lambda of: of.chain(batch, lengths, ends))
+        return _read(batch, lengths, scores.tokens), scores, broken
 
     def sample(
-        self, windows: Windows, lengths: np.ndarray, choices: Choices, ends: Ends | None = None
+        self,
+        windows: Windows,
+        lengths: np.ndarray,
+        choices: Choices,
+        ends: Ends | None = None,
+        later: Sequence[Windows] = (),
     ) -> tuple[np.ndarray, Array | Scores, list[int]]:
         """Run passes one after the other in one call: each sequence goes on with what it is likely to choose.
 
         Where it chooses something else in truth, the rows behind have read a token that is not there.
 
         Args:
-            windows: see `chain`, like ends.
+            windows: see `chain`, like ends and later.
             lengths: also lowered where the choice cannot be known.
             choices: how the first token of each is chosen; the next ones likewise, at the positions behind it.
             ends: where sequences end.
+            later: what joins.
 
         Returns:
             The token that each row read, int64 [sum of lengths], in the order of the windows, the rows' logits, or
-            their scores where there is no more to tell, and the rows whose last keys are not finite.
+            their scores where there is no more to tell, and the rows that are named.
         """
-        chosen, rows, broken = self._chained(
-            windows, lengths, lambda of, batch: of.sample(batch, lengths, choices, ends)
-        )
-        return _read(windows, lengths, chosen), rows, broken
+        batch = self._batch(windows, later)
+        chosen, rows, broken = self._chained(batch, lengths, lambda of: of.sample(batch, lengths, choices, ends))
+        return _read(batch, lengths, chosen), rows, broken
 
     def draft(self, windows: Windows, lengths: np.ndarray, choices: Sequence[Choice]) -> list[list[int]]:
         """What each sequence is likely to choose next; arguments as those of `sample`."""
-        return self._chained(windows, lengths, lambda of, batch: of.draft(batch, lengths, Choices.of(choices)))
+        batch = self.pack(windows)
+        return self._chained(batch, lengths, lambda of: of.draft(batch, lengths, Choices.of(choices)))
 
-    def _chained(self, windows: Windows, lengths: np.ndarray, call: Callable[[Chaining, InputBatch], _Found]) -> _Found:
+    def _batch(self, windows: Windows, later: Sequence[Windows]) -> InputBatch:
+        """The first pass of a call."""
+        batch = self.pack(windows)
+        batch.later = later
+        return batch
+
+    def _chained(self, batch: InputBatch, lengths: np.ndarray, call: Callable[[Chaining], _Found]) -> _Found:
         """What a call that runs several passes gives; all that ran are counted."""
         chaining = self.chaining
         assert chaining is not None, "asked before"
         started, asked = time.perf_counter(), lengths.copy()
-        batch = self.pack(windows)
-        found = call(chaining, batch)
+        found = call(chaining)
         if self.cache.states is not None:
-            self.cache.states.move(windows, lengths - 1)
+            self.cache.states.move(batch.windows, lengths - 1)
         self._count(batch, lengths if chaining.stops else asked, time.perf_counter() - started)
         return found
 
     def _count(self, batch: InputBatch, lengths: np.ndarray, seconds: float) -> None:
-        """Count the passes of one call, and learn what they cost; `lengths` are those that ran."""
-        rows = (lengths > np.arange(lengths.max())[:, None]).sum(1)
-        rows[0] = len(batch.windows.tokens)
+        """Count the passes of one call, and learn what they cost, as they are predicted to share its time.
+
+        `lengths` are those that ran.
+        """
+        known = (batch.windows, *batch.later)
+        (lasts, begins), steps = (
+            batch.choosing,
+            np.arange(max(len(known), (batch.choosing[1] + lengths).max(initial=0))),
+        )
+        depth = steps[:, None] - begins
+        goes = (depth > 0) & (depth < lengths)
+        rows, keys = goes.sum(1), (goes * (lasts.starts + 1 + depth)).sum(1)
+        rows[: len(known)] += [len(w.tokens) for w in known]
+        keys[: len(known)] += [int((w.starts + w.lengths).sum()) for w in known]
+        areas = [attention_area(*of) for of in zip(rows.tolist(), keys.tolist(), strict=True)]
+        shares = [self.cost.predict(*of, 0) or of[0] for of in zip(rows.tolist(), areas, strict=True)]
         self.passes += len(rows)
-        total, first, area = int(rows.sum()), int(rows[0]), float(batch.area)
-        self.rows += total
-        for count in rows.tolist():
-            self.cost.update(count, seconds * count / total, area * count / first)
+        self.rows += int(rows.sum())
+        for count, area, share in zip(rows.tolist(), areas, shares, strict=True):
+            self.cost.update(count, seconds * share / sum(shares), area)
 
 
-def _read(windows: Windows, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+def _read(batch: InputBatch, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """What the rows of passes one after the other read: the last token of a window, or what the row before chose."""
     tokens = np.empty_like(chosen)
     tokens[1:] = chosen[:-1]
-    tokens[lengths.cumsum() - lengths] = windows.tokens[windows.lengths.cumsum() - 1]
+    tokens[lengths.cumsum() - lengths] = batch.choosing[0].tokens
     return tokens

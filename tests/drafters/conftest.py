@@ -87,7 +87,7 @@ class PredictablePasses:
                 rows.append(row)
         return np.stack(rows) if rows else np.zeros((0, VOCABULARY + 3), np.float32)
 
-    def chain(self, windows: Windows, lengths: np.ndarray) -> tuple[np.ndarray, Scores]:
+    def chain(self, windows: Windows, lengths: np.ndarray) -> tuple[np.ndarray, Scores, list[int]]:
         going, read, chosen = list(windows), [[w.tokens[-1]] for w in windows], [[] for _ in windows]
         for step in range(int(lengths.max())):
             there = (lengths > step).nonzero()[0].tolist()
@@ -98,7 +98,7 @@ class PredictablePasses:
                 read[i].append(token)
         tokens = np.concatenate(chosen)
         ones = np.ones(len(tokens))
-        return np.concatenate([r[:-1] for r in read]), Scores(tokens, ones, ones, ones.astype(bool))
+        return np.concatenate([r[:-1] for r in read]), Scores(tokens, ones, ones, ones.astype(bool)), []
 
 
 @dataclass(eq=False)

@@ -93,7 +93,7 @@ def test_it_is_the_passes_one_by_one(forward: ModelRunner, data: st.DataObject, 
         before = forward.passes, forward.rows
         if at_once:
             asked = np.array(lengths)
-            tokens, scores = forward.chain(windows, asked)
+            tokens, scores, _ = forward.chain(windows, asked)
             step = np.arange(len(tokens)) - np.repeat(asked.cumsum() - asked, asked)
             owner = np.repeat(np.arange(len(asked)), asked)
             rows = zip(tokens.tolist(), *(x.tolist() for x in scores[:3]), scores.finite.tolist(), strict=True)
@@ -202,12 +202,12 @@ def test_a_draft_ends_where_logits_are_not_finite(forward: ModelRunner) -> None:
 def test_a_sequence_ends_with_its_token(forward: ModelRunner) -> None:
     """Where it is to end; what comes before is as without an end."""
     windows = Windows.of([Window(0, 0, [5, 6], 1), Window(1, 0, [5, 6], 1)])
-    whole, scores = forward.chain(windows, np.array([6, 6]))
+    whole, scores, _ = forward.chain(windows, np.array([6, 6]))
     written = scores.tokens[:6].tolist()
     at = written.index(written[2])
     lengths, before = np.array([6, 6]), forward.passes
     ends = Ends(np.array([299 - written[0], written[2]]), np.array([True, False]))
-    tokens, scores = forward.chain(windows, lengths, ends)
+    tokens, scores, _ = forward.chain(windows, lengths, ends)
     assert lengths.tolist() == [at + 1, 6]
     assert scores.tokens.tolist() == [*written[: at + 1], *written]
     assert tokens.tolist() == [*whole[: at + 1].tolist(), *whole[6:].tolist()]
@@ -221,7 +221,7 @@ def test_passes_that_nobody_needs_are_not_run(forward: ModelRunner) -> None:
     kept = model._programs._embedding[5].copy()
     model._programs._embedding[5, 0] = np.nan
     before, lengths = forward.passes, np.array([4])
-    tokens, scores = forward.chain(Windows.of([Window(0, 0, [5], 1)]), lengths)
+    tokens, scores, _ = forward.chain(Windows.of([Window(0, 0, [5], 1)]), lengths)
     model._programs._embedding[5] = kept
     assert (tokens.tolist(), scores.finite.tolist(), lengths.tolist()) == ([5], [False], [1])
     assert forward.passes == before + 1
@@ -243,7 +243,7 @@ def test_states_move_on(family: str) -> None:
         windows = Windows.of([Window(3, 63, [9, 8, 7], 1), Window(0, 60, [4], 1), Window(1, 61, [6], 1)])
         lengths = np.array([4, 6, 1])
         if at_once:
-            tokens, scores = runner.chain(windows, lengths)
+            tokens, scores, _ = runner.chain(windows, lengths)
             rows = list(zip(tokens.tolist(), *(x.tolist() for x in scores[:3]), strict=True))
         else:
             found = one_by_one(runner, windows, lengths.tolist())

@@ -34,9 +34,11 @@ class CDecoder(ProgramDecoder):
         concurrent: see `Decoder`; it holds no state during a pass.
         kept: see `Chaining`.
         stops: likewise.
+        reads: likewise.
     """
 
     concurrent = stops = True
+    reads = False
 
     def __init__(self, programs: Programs, fewer: FewerBits | None = None) -> None:
         super().__init__(programs, fewer)
@@ -71,14 +73,14 @@ class CDecoder(ProgramDecoder):
         out = out[: batch.count]
         return Scores.of(out) if scored else out
 
-    def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None = None) -> Scores:
+    def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None = None) -> tuple[Scores, list[int]]:
         """See `Chaining`."""
         runner = self._runner(None, _reach(batch, lengths), True)
         scored, broken = runner.chain(batch.rows, _wanting(batch), lengths, ends)
         there = _standing(lengths, broken)
         scores = Scores.of(scored[there])
         scores.finite[broken[there]] = False
-        return scores
+        return scores, []
 
     def sample(
         self, batch: InputBatch, lengths: np.ndarray, choices: Choices, ends: Ends | None = None

@@ -137,9 +137,11 @@ class TritonDecoder(ProgramDecoder):
         concurrent: see `Decoder`; its buffers hold one pass.
         kept: see `Chaining`.
         stops: likewise.
+        reads: likewise.
     """
 
     concurrent = stops = False
+    reads = True
     kept = 0
 
     def __init__(
@@ -183,7 +185,7 @@ class TritonDecoder(ProgramDecoder):
                 broken += found.numpy().nonzero()[0].tolist()
             return results
 
-    def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> Scores:
+    def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> tuple[Scores, list[int]]:
         """See `Chaining`; an end is known behind the last pass only."""
         return self._launch(batch, lengths, None, ends)
 
@@ -191,12 +193,12 @@ class TritonDecoder(ProgramDecoder):
         self, batch: InputBatch, lengths: np.ndarray, choices: Choices, ends: Ends | None
     ) -> tuple[np.ndarray, Scores, list[int]]:
         """See `Chaining`."""
-        scores = self._launch(batch, lengths, choices, ends)
-        return scores.tokens, scores, []
+        scores, broken = self._launch(batch, lengths, choices, ends)
+        return scores.tokens, scores, broken
 
     def draft(self, batch: InputBatch, lengths: np.ndarray, choices: Choices) -> list[list[int]]:
         """See `Chaining`."""
-        scores = self._launch(batch, lengths, choices, None)
+        scores, _ = self._launch(batch, lengths, choices, None)
         return [of[of >= 0].tolist() for of in np.split(scores.tokens, lengths.cumsum()[:-1])]
 
     def _again(self, fewer: FewerBits) -> TritonDecoder:
@@ -212,7 +214,9 @@ class TritonDecoder(ProgramDecoder):
         }
 
     @torch.inference_mode()
-    def _launch(self, batch: InputBatch, lengths: np.ndarray, choices: Choices | None, ends: Ends | None) -> Scores:
+    def _launch(
+        self, batch: InputBatch, lengths: np.ndarray, choices: Choices | None, ends: Ends | None
+    ) -> tuple[Scores, list[int]]:
         """Passes one after the other, in which sequences go on with what they choose; the host waits for the last one.
 
         Args:
@@ -222,44 +226,53 @@ class TritonDecoder(ProgramDecoder):
                 None if all take their largest logit.
             ends: where sequences end.
         """
-        steps = int(lengths.max())
-        theres = [np.flatnonzero(lengths > step) for step in range(steps)]
+        begins = batch.choosing[1]
+        steps = max(1 + len(batch.later), int((begins + lengths).max(initial=0)))
+        theres = [np.flatnonzero((begins <= step) & (step < begins + lengths)) for step in range(steps)]
         with on(self._device):
-            scores, broken = self._chain(batch, theres, choices)
+            scores, others = self._chain(batch, theres, choices)
         owner = np.concatenate(theres)
-        depth = np.repeat(np.arange(steps), [len(there) for there in theres])
-        scores = scores._replace(finite=scores.finite & ~broken)
+        depth = np.repeat(np.arange(steps), list(map(len, theres))) - begins[owner]
         over = ~scores.finite
         if ends is not None:
             over |= np.isin(scores.tokens, ends.tokens) & ends.to_end[owner]
         np.minimum.at(lengths, owner[over], depth[over] + 1)
         order = np.lexsort((depth, owner))
-        return Scores(*(values[order] for values in scores)).only((depth < lengths[owner])[order])
+        ordered = Scores(*(values[order] for values in scores))
+        return ordered.only((depth < lengths[owner])[order]), np.flatnonzero(others).tolist()
 
     def _chain(
         self, batch: InputBatch, theres: Sequence[np.ndarray], choices: Choices | None
     ) -> tuple[Scores, np.ndarray]:
-        """Scores of the rows of all passes, pass by pass, and whether a key of the last layer is not finite, bool.
+        """Scores of the rows that choose, pass by pass, and whether the last keys of the others are not finite, bool.
 
-        `theres` are the sequences that take part in each, int64 [n], ascending.
+        `theres` are the sequences that choose in each pass, int64 [n], ascending, so that those that begin there come
+        last. A pass is packed while the one before it runs.
         """
-        found = []
-        chosen = torch.empty(0)
+        begins = batch.choosing[1]
+        passes, found, flags = [batch], [], []
+        chosen = torch.empty(0, dtype=torch.int64, device=self._device)
         for step, there in enumerate(theres):
             if step:
-                before = theres[step - 1]
-                if len(before) != len(there):
-                    chosen = chosen[sent(torch.from_numpy(np.searchsorted(before, there)), chosen.device)]
-                buffers = self._run(batch.after(step, there), None, chosen)
-            else:
-                buffers = self._run(batch, None)
-            asked = None if choices is None else replace(choices.take(there), position=choices.position[there] + step)
-            packed = choose_by(buffers.results[: len(there)], asked)
-            chosen = packed[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
-            broken = buffers.broken[buffers.rows.wanted[: len(there)]]
-            found.append(torch.cat([packed, broken[:, None].int()], 1))
-        told = fetched(torch.cat(found))
-        return unpack(told[:, :4].contiguous()), told[:, 4].bool().numpy()
+                before, goes = theres[step - 1], there[begins[there] < step]
+                if len(before) != len(goes):
+                    chosen = chosen[sent(torch.from_numpy(np.searchsorted(before, goes)), chosen.device)]
+                passes.append(batch.after(step, goes))
+            buffers = self._run(passes[-1], None, chosen)
+            if len(there):
+                how = None
+                if choices is not None:
+                    depth = (step - begins[there]).astype(np.uint64)
+                    how = replace(choices.take(there), position=choices.position[there] + depth)
+                packed = choose_by(buffers.results[: len(there)], how)
+                chosen = packed[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
+                found.append(packed.flatten())
+            flags.append(buffers.broken[: len(passes[-1].ids)].int())
+        told = fetched(torch.cat([*found, *flags])).numpy()
+        told, broken = np.split(told, [4 * sum(map(len, theres))])
+        scores = unpack(torch.from_numpy(told.reshape(-1, 4)))
+        asked = np.concatenate([np.isin(np.arange(len(of.ids)), of.wanted[: of.count]) for of in passes])
+        return scores._replace(finite=scores.finite & (broken[asked] == 0)), broken[~asked] > 0
 
     def _run(self, packed: InputBatch, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Shape:
         """Run a pass; where its results are. `tokens` are those of its rows, where they are on the device already."""

@@ -258,39 +258,67 @@ def test_a_shape_that_was_forgotten_is_recorded_anew(monkeypatch: pytest.MonkeyP
         assert same_bits(forward.run(windows), other.run(windows))
 
 
-@examples(4)
+@examples(8)
 @given(data=st.data(), sampled=st.booleans(), spoiled=st.booleans())
 def test_passes_are_launched_one_after_the_other(
     forward: ModelRunner, data: st.DataObject, sampled: bool, spoiled: bool
 ) -> None:
-    """What the same passes give one by one, to the bit; who ends, or is not finite, has no more rows."""
+    """What the same passes give one by one, to the bit; who ends, or is not finite, has no more rows.
+
+    Prompts are read in chunks, from the first pass or a later one on; one of them may not end.
+    """
     slots = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True))
     reads = [drawn(data.draw(st.integers(1, 5)), slot) for slot in slots]
-    lengths = np.array([data.draw(st.integers(1, 3)) for _ in slots])
-    windows = Windows.of(map(Window, slots, [0] * 9, reads, [1] * 9))
-    choices = Choices.of([Choice(0.9 * (i % 3 > 0), 0.95, seed=slots[i], position=3 * i) for i in range(len(slots))])
-    ends = Ends(np.array(data.draw(st.lists(st.integers(0, 139), max_size=60))), np.arange(len(slots)) % 2 > 0)
+    unending = data.draw(st.sampled_from([None, *slots]))
+    passes: list[list[Window]] = [[] for _ in range(3)]
+    for slot, read in zip(slots, reads, strict=True):
+        step, at = data.draw(st.integers(0, 1)) if passes[0] else 0, 0
+        while at < len(read):
+            end = len(read) if step == 2 else data.draw(st.integers(at + 1, len(read)))
+            passes[step].append(Window(slot, at, read[at:end], int(end == len(read) and slot != unending)))
+            step, at = step + 1, end
+    while not passes[-1]:
+        passes.pop()
+    begun = [(w.slot, step) for step, windows in enumerate(passes) for w in windows if w.logits]
+    lengths = np.array([data.draw(st.integers(1, 3)) for _ in begun], np.int64)
+    choices = Choices.of([Choice(0.9 * (i % 3 != 1), 0.95, seed=i, position=3 * i) for i in range(len(begun))])
+    ends = Ends(np.array(data.draw(st.lists(st.integers(0, 139), max_size=60))), np.arange(len(begun)) % 2 > 0)
     asked = lengths.copy()
+    first, *later = map(Windows.of, passes)
+    before = forward.passes, forward.rows
     broken = forward.decoder.breaking(data.draw(st.integers(0, 139))) if spoiled else nullcontext()
     with broken:
         if sampled:
-            read, scores, named = forward.sample(windows, asked, choices, ends)
-            assert not named
+            read_again, scores, named = forward.sample(first, asked, choices, ends, later)
         else:
-            read, scores = forward.chain(windows, asked, ends)
+            read_again, scores, named = forward.chain(first, asked, ends, later)
         assert isinstance(scores, Scores)
-        assert len(read) == len(scores.tokens) == asked.sum()
-        spans = [(slot, 0, len(r) + n - 1) for slot, r, n in zip(slots, reads, asked, strict=True)]
-        entries = [forward.cache.entries(*span) for span in spans]
-        at = 0
-        for i, window in enumerate(windows):
-            for step in range(int(asked[i])):
+        assert len(read_again) == len(scores.tokens) == asked.sum()
+        last = max([len(passes), *(step + n for (_, step), n in zip(begun, lengths.tolist(), strict=True))])
+        rows = sum(map(len, reads)) + int((lengths - 1).sum())
+        assert (forward.passes - before[0], forward.rows - before[1]) == (last, rows)
+        texts = dict(zip(slots, map(len, reads), strict=True))
+        for (slot, _), n in zip(begun, asked.tolist(), strict=True):
+            texts[slot] += n - 1
+        entries = {slot: forward.cache.entries(slot, 0, count) for slot, count in texts.items()}
+        wrong: list[int] = []
+        others, final = 0, {}
+        for windows in passes:
+            for window in windows:
                 found: list[int] = []
-                logits = forward.run([window], found)
+                final[window.slot] = forward.run([window], found), found
+                wrong += [others + row for row in found if row < len(window.tokens) - window.logits]
+                others += len(window.tokens) - window.logits
+        assert named == wrong
+        at = 0
+        for i, (slot, _) in enumerate(begun):
+            window = next(w for windows in passes for w in windows if w.slot == slot and w.logits)
+            logits, found = final[slot]
+            for step in range(int(asked[i])):
                 how = replace(choices[i], position=3 * i + step) if sampled else Choice()
                 wanted = unpack(choose_by(logits, Choices.of([how])).cpu())
                 finite = bool(wanted.finite[0]) and len(window.tokens) - 1 not in found
-                assert read[at] == window.tokens[-1]
+                assert read_again[at] == window.tokens[-1]
                 assert scores.finite[at] == finite
                 if finite:
                     assert [x[at].tobytes() for x in scores[:3]] == [x[0].tobytes() for x in wanted[:3]]
@@ -298,9 +326,12 @@ def test_passes_are_launched_one_after_the_other(
                 over = not finite or (token in ends.tokens and ends.to_end[i])
                 assert (step + 1 == asked[i]) == (over or step + 1 == lengths[i])
                 window = Window(window.slot, window.start + len(window.tokens), [max(token, 0)], 1)
+                if step + 1 < asked[i]:
+                    found = []
+                    logits = forward.run([window], found)
                 at += 1
-        for span, kept in zip(spans, entries, strict=True):
-            again = forward.cache.entries(*span)
+        for slot, kept in entries.items():
+            again = forward.cache.entries(slot, 0, texts[slot])
             assert all(same_bits(a, b) for a, b in zip(kept, again, strict=True))
 
 
@@ -308,7 +339,7 @@ def test_passes_behind_an_end_are_counted(forward: ModelRunner) -> None:
     """They run, and take their time."""
     before, lengths = (forward.passes, forward.rows), np.array([3, 2])
     windows = Windows.of([Window(0, 0, [5, 6], 1), Window(1, 0, [7], 1)])
-    read, _ = forward.chain(windows, lengths, Ends(np.arange(140), np.array([True, True])))
+    read, *_ = forward.chain(windows, lengths, Ends(np.arange(140), np.array([True, True])))
     assert lengths.tolist() == [1, 1]
     assert read.tolist() == [6, 7]
     assert (forward.passes, forward.rows) == (before[0] + 3, before[1] + 3 + 2 + 1)
