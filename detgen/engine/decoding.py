@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from detgen.drafters.protocol import Drafter
+from detgen.engine.foreseen import Call, foresee
 from detgen.engine.mask_making import MaskMaker
 from detgen.engine.output_processing import OutputProcessor
 from detgen.engine.pass_results import Ran, WantedRows
@@ -159,9 +160,11 @@ class Decoding:
         """Run the passes of a round: up to `most` of them in one call, or one by one as each has been committed."""
         live, committing = self._scheduler.live, self.committing
         if self._policy.may_chain(live, windows):
-            plain = committing.plain(windows)
-            if plain or (not committing.seen and self._policy.may_foresee(live, windows.slots, most)):
-                yield self._chain(windows, most, plain=plain)
+            call = foresee(self._scheduler, windows, most, goes_on=self._policy.undrafted(live))
+            choosing = self._windows(call.slots, None)
+            plain = committing.plain(choosing)
+            if plain or (not committing.seen and self._policy.may_foresee(live, call.slots, most)):
+                yield self._chain(call, choosing, plain=plain)
                 return
         for part in self._scheduler.passes(windows):
             there = live.busy[part.slots]  # others broke off in the round's last pass
@@ -175,17 +178,16 @@ class Decoding:
                     results = self._target.run(part, broken, scored=committing.plain(part))
                 yield Ran(part, results, broken, drafts and drafts.drafters)
 
-    def _chain(self, windows: Windows, most: int, *, plain: bool) -> Ran:
-        """Run up to `most` passes in one call, each of which reads what the one before chose."""
-        live, scheduler, slots = self._scheduler.live, self._scheduler, windows.slots
-        lengths = self._policy.spans(live, slots, scheduler.room(slots), most, waiting=bool(scheduler.waiting))
+    def _chain(self, call: Call, choosing: Windows, *, plain: bool) -> Ran:
+        """Run passes in one call, in which each sequence reads what it chose in the one before."""
+        live, (first, later, reads, slots, lengths) = self._scheduler.live, call
         to_end = live.eos[slots] & (live.length[slots] - live.prompt[slots] >= live.least[slots])
         ends = Ends(live.eos_ids[:, 0].copy(), to_end)
         results: Array | Scores
-
         if plain:
-            tokens, results, broken = self._target.chain(windows, lengths, ends)
+            tokens, results, broken = self._target.chain(first, lengths, ends, later)
         else:
-            choices = self.committing.choices(WantedRows.of(windows))
-            tokens, results, broken = self._target.sample(windows, lengths, choices, ends)
-        return Ran(Windows(slots, windows.starts, lengths, lengths, tokens), results, broken, chained=True)
+            choices = self.committing.choices(WantedRows.of(choosing))
+            tokens, results, broken = self._target.sample(first, lengths, choices, ends, later)
+        windows = reads.joined(Windows(slots, choosing.starts, lengths, lengths, tokens))
+        return Ran(windows, results, broken, chained=True)

@@ -223,7 +223,9 @@ class OutputProcessor:
             slot, start, count, logits = (
                 int(x[i]) for x in (windows.slots, windows.starts, windows.lengths, windows.logits)
             )
-            self._stats.prompt_tokens += count
+            if slot not in live:
+                continue  # it broke off in a pass before, of the same call
+            self._stats.prompt_tokens += count - max(logits - 1, 0)
             row = int(firsts[i])
             at = next((b for b in broken if row <= b < row + count - logits), None)
             if at is None and logits:

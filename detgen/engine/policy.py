@@ -63,21 +63,27 @@ class Policy:
     def draft_tokens(self, live: RunningBatch) -> int:
         """Most draft tokens per sequence in the next round; 0 where the drafter is not asked."""
         left_out = not self._drafter.while_reading and bool(len(live.still_reading()))
-        return 0 if left_out or self._undrafted(live) else self._draft_tokens
+        return 0 if left_out or self.undrafted(live) else self._draft_tokens
 
     def chain_length(self, live: RunningBatch) -> int:
         """Most passes that one call may make in the next round."""
-        if len(live) > 1 or live.watched[live.busy].any():
+        if len(live) > 1 or (live.watched | live.reading)[live.busy].any():
             return CHAINED
         return int(min(max(_SOON / max(self._passes.cost.predict(1), 1e-9), CHAINED), ALONE))
 
     def may_chain(self, live: RunningBatch, windows: Windows) -> bool:
-        """Whether a call may make several passes over these windows: they are all there is to do, without drafts.
+        """Whether a call may make several passes of these windows and, where a call may read, of chunks of prompts.
 
-        A drafter that is not idle may find something after the next token, so each pass is a call then.
+        They have no drafts. A drafter that is not idle may find something after the next token, so each pass is a call
+        then. Where decoding leaves few rows to chunks, a round has more passes than one.
         """
-        alone = 0 < len(windows.tokens) == len(windows) == len(live) <= MOST_ROWS
-        return self._passes.chaining is not None and alone and self._undrafted(live)
+        chaining = self._passes.chaining
+        if chaining is None or not len(live) or len(windows.tokens) > len(windows):
+            return False
+        if len(windows) == len(live):
+            return len(live) <= MOST_ROWS and self.undrafted(live)
+        reads = chaining.reads and self._passes.rewinds
+        return reads and 3 * len(live) <= 2 * MOST_ROWS and not self.draft_tokens(live)
 
     def may_foresee(self, live: RunningBatch, slots: np.ndarray, most: int) -> bool:
         """Whether what sampled rows of so many passes choose can be foreseen, and there is room for their logits."""
@@ -87,22 +93,7 @@ class Policy:
         asked = live.adjusted[slots].any() or (not kept and live.wordy[slots].any())
         return self._passes.rewinds and not asked and len(slots) * most * kept <= _LOGITS
 
-    def spans(self, live: RunningBatch, slots: np.ndarray, room: np.ndarray, most: int, *, waiting: bool) -> np.ndarray:
-        """The passes of a call that each sequence takes part in, int64 [n].
-
-        Args:
-            live: the live sequences.
-            slots: int64 [n], those that take part.
-            room: int64 [n], positions that they have pages for.
-            most: see `chain_length`.
-            waiting: whether requests wait, which are not to wait for a sample that has ended.
-        """
-        left = live.limit[slots] - live.length[slots]
-        most = min(most, int(left.min())) if waiting else most
-        found: np.ndarray = np.minimum(np.minimum(left, room + 1), most)
-        return found
-
-    def _undrafted(self, live: RunningBatch) -> bool:
+    def undrafted(self, live: RunningBatch) -> bool:
         """Whether there is no drafter, or nothing to draft for: unverified requests are never drafted for."""
         asked = live.busy & live.verified
         return not asked.any() or (self._drafter.idle() and not (self._drafter.forces and live.formed[asked].any()))

@@ -52,6 +52,7 @@ class Scheduler:
         live: sequences that have one.
         reused: tokens whose KV entries were found.
         preemptions: how often a sequence gave its pages back.
+        expected: whether one waits for another to read what both begin with.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Scheduler:
         self._added = 0
         self.reused = 0
         self.preemptions = 0
+        self.expected = False
 
     @property
     def capacity(self) -> int:
@@ -107,10 +109,12 @@ class Scheduler:
         """Give pages and slots to waiting sequences, in order."""
         tight: list[Sequence] = []  # those that do not fit
         at = 0
+        self.expected = False
         while at < len(self.waiting) and len(tight) < _TIGHT and len(self.live) < self._batch_size:
             seq = self.waiting[at]
             need, prefix = self._need(seq)
             if need is None:
+                self.expected = True
                 at += 1
             elif self.live and need > self._room():
                 tight.append(seq)
@@ -254,27 +258,29 @@ class Scheduler:
         free = -decoding % most if decoding else most
         while free < decoding / 2:
             free += most
-        return fill_passes(windows, self._chunks(free, decoding), most)
+        return fill_passes(windows, self.chunks(free, decoding, self.live.cached), most)
 
-    def _chunks(self, free: int, decoding: int) -> list[Window]:
+    def chunks(self, free: int, decoding: int, cached: np.ndarray) -> list[Window]:
         """What is read next, at most `free` tokens: half of them the oldest's, the others where the fewest are left.
 
         Args:
             free: most tokens.
             decoding: tokens of the other windows.
+            cached: int64 [slots], how much of each has been read.
         """
         live = self.live
         slots = live.still_reading()
+        slots = slots[cached[slots] < live.length[slots]]
         if not len(slots):
             return []
-        left = live.length[slots] - live.cached[slots]
+        left = live.length[slots] - cached[slots]
         if self._prefill_chunk is not None:
             left = np.minimum(left, self._prefill_chunk)  # the next chunk belongs to the next round
         if self._ahead is not None:
-            ends = self._ahead.ends(live.cached[slots], live.thinks[slots], decoding)
-            left = np.minimum(left, ends - live.cached[slots])
+            ends = self._ahead.ends(cached[slots], live.thinks[slots], decoding)
+            left = np.minimum(left, ends - cached[slots])
         if self._block_ends is not None:
-            left = np.minimum(left, self._block_ends.ends(slots) - live.cached[slots])
+            left = np.minimum(left, self._block_ends.ends(slots) - cached[slots])
         takes = dict(zip(slots.tolist(), left.tolist(), strict=True))
         oldest = int(slots[live.order[slots].argmin()])
         share = min(takes[oldest], -(-free // 2))
@@ -284,11 +290,11 @@ class Scheduler:
                 takes[slot] = min(takes[slot], free)
                 free -= takes[slot]
         takes[oldest] = min(takes[oldest], share + free)
-        return [self._chunk(slot, count) for slot, count in takes.items() if count]
+        return [self._chunk(slot, int(cached[slot]), count) for slot, count in takes.items() if count]
 
-    def _chunk(self, slot: int, count: int) -> Window:
+    def _chunk(self, slot: int, at: int, count: int) -> Window:
         """The next `count` tokens of a sequence, and how many of them are asked for their logits."""
-        seq, at = self.live[slot], int(self.live.cached[slot])
+        seq = self.live[slot]
         asked = min(max(at + count - seq.asked_from, 0), count)
         return Window(slot, at, seq.tokens[at : at + count], asked)
 

@@ -56,9 +56,11 @@ def live_of(*params: dict[str, Any], reading: int = 0) -> RunningBatch:
     return live
 
 
-def policy(drafter: Drafter, draft_tokens: int = 4, chains: bool = True, kept: int = 100, **passes: Any) -> Policy:
+def policy(
+    drafter: Drafter, draft_tokens: int = 4, chains: bool = True, kept: int = 100, reads: bool = False, **passes: Any
+) -> Policy:
     """One for passes that take a millisecond, unless a test says otherwise."""
-    chaining = SimpleNamespace(kept=kept) if chains else None
+    chaining = SimpleNamespace(kept=kept, reads=reads) if chains else None
     cost = SimpleNamespace(predict=lambda rows: 1e-3)
     given = {"chaining": chaining, "cost": cost, "most_drafted": MOST_ROWS - 1, "rewinds": True, **passes}
     return Policy(drafter, draft_tokens, SimpleNamespace(**given))
@@ -104,10 +106,11 @@ def test_how_long_a_call_is() -> None:
         assert found.chain_length(live_of({})) == length
         assert found.chain_length(live_of({}, {})) == CHAINED
         assert found.chain_length(live_of({"stop": ("x",)})) == CHAINED
+        assert found.chain_length(live_of(reading=1)) == CHAINED
 
 
 def test_when_a_call_may_make_several_passes() -> None:
-    """The windows are all that there is to do, have no drafts, and none are to come."""
+    """The windows have no drafts, none are to come, and they are all that there is to do."""
     two = live_of({}, {"deterministic": False})
     assert policy(NoDrafter()).may_chain(two, windows_of(two))
     assert policy(Busy(idle=True)).may_chain(two, windows_of(two))
@@ -121,6 +124,19 @@ def test_when_a_call_may_make_several_passes() -> None:
     assert not policy(NoDrafter()).may_chain(RunningBatch(), windows_of(RunningBatch()))
     many = live_of(*[{}] * (MOST_ROWS + 1))
     assert not policy(NoDrafter()).may_chain(many, windows_of(many))
+
+
+def test_when_a_call_may_read_prompts() -> None:
+    """Where the back end can, nobody drafts meanwhile, and a round has one pass."""
+    beside = live_of({}, reading=1)
+    for drafter, may in ((NoDrafter(), True), (Busy(), False), (Busy(while_reading=False), True)):
+        assert policy(drafter, reads=True).may_chain(beside, windows_of(beside)) == may
+    assert not policy(NoDrafter(), reads=True, rewinds=False).may_chain(beside, windows_of(beside))
+    assert not policy(NoDrafter(), reads=True).may_chain(beside, windows_of(beside, drafts=2))
+    assert policy(NoDrafter(), reads=True).may_chain(live_of(reading=2), Windows.of(()))
+    several, many = (live_of(*[{}] * n, reading=1) for n in (MOST_ROWS // 2, MOST_ROWS * 2 // 3))
+    assert policy(NoDrafter(), reads=True).may_chain(several, windows_of(several))
+    assert not policy(NoDrafter(), reads=True).may_chain(many, windows_of(many))
 
 
 def test_what_can_be_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +153,3 @@ def test_what_can_be_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOGITS", 2 * 4 * 100)
     assert found.may_foresee(live, np.array([0, 2]), 4)
     assert not found.may_foresee(live, np.array([0, 2]), 5)
-
-
-def test_how_far_each_goes() -> None:
-    """To its limit and to the end of its pages; where requests wait, no further than the first that ends."""
-    live = live_of({"max_tokens": 2}, {}, {})
-    slots, room = np.arange(3), np.array([9, 9, 1])
-    found = policy(NoDrafter())
-    assert found.spans(live, slots, room, 4, waiting=False).tolist() == [2, 4, 2]
-    assert found.spans(live, slots, room, 4, waiting=True).tolist() == [2, 2, 2]

@@ -1,0 +1,69 @@
+"""The passes of a call that are made before the first has been read: who takes part in them, and what each reads.
+
+They are those that rounds of one pass would make, but that nobody is admitted in between. Affects only the speed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from detgen.engine.scheduler import Scheduler
+from detgen.kernels.input_batch import MOST_ROWS, Window, Windows
+
+_SPARED = 16  # live sequences for each that may have ended before a call is over, where others wait for its slot
+
+
+class Call(NamedTuple):
+    """Passes one after the other, in which sequences go on with what they choose.
+
+    Attributes:
+        first: the windows of the first pass.
+        later: the chunks of prompts that join in each of those behind it.
+        reads: the tokens of all chunks but the last of each prompt, pass by pass.
+        slots: int64 [n], the sequences that choose, in the order in which they begin to.
+        lengths: int64 [n], passes in which each does.
+    """
+
+    first: Windows
+    later: list[Windows]
+    reads: Windows
+    slots: np.ndarray
+    lengths: np.ndarray
+
+
+def foresee(scheduler: Scheduler, windows: Windows, most: int, *, goes_on: bool) -> Call:
+    """The next passes, `most` of them at most.
+
+    A sequence takes part up to its limit and to the end of its pages.
+
+    Args:
+        scheduler: has the live sequences; where some read, these are few enough to decode beside chunks in one pass.
+        windows: the last tokens of those that decode.
+        most: see `Policy.chain_length`.
+        goes_on: whether it goes on where no prompt is read any more.
+    """
+    live, cached = scheduler.live, scheduler.live.cached.copy()
+    slots, begins = windows.slots, np.zeros(len(windows), np.int64)
+    chunks: list[list[Window]] = []
+    most = 1 if scheduler.expected else most
+    while True:
+        left = live.limit[slots] - live.length[slots]
+        if scheduler.waiting and len(slots):
+            most = min(most, int(np.sort(begins + left)[len(slots) // _SPARED]))
+        lengths = np.minimum(left, scheduler.room(slots) + 1)
+        step = len(chunks)
+        decoding = int((begins + lengths > step).sum())
+        if step >= most or not (chunk := scheduler.chunks(MOST_ROWS - decoding, decoding, cached)):
+            break
+        chunks.append(chunk)
+        for window in chunk:
+            cached[window.slot] += len(window.tokens)
+        read = np.array([window.slot for window in chunk if window.logits], np.int64)
+        slots, begins = np.append(slots, read), np.append(begins, np.full(len(read), step))
+    lengths = np.minimum(lengths, (most if goes_on else len(chunks)) - begins)
+    first, *later = map(Windows.of, chunks or [[]])
+    parts = ((w, w.tokens[: len(w.tokens) - w.logits]) for chunk in chunks for w in chunk)
+    reads = Windows.of(Window(w.slot, w.start, tokens, 0) for w, tokens in parts if tokens)
+    return Call(windows.joined(first) if chunks else windows, later, reads, slots, lengths)
