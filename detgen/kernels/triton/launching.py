@@ -8,6 +8,7 @@ from importlib.metadata import version
 import torch
 import triton
 from triton import knobs
+from triton.language import TRITON_MAX_TENSOR_NUMEL
 
 # Whether kernels run in Triton's interpreter, where a program takes as long whatever the size of its tile is.
 INTERPRETED: bool = knobs.runtime.interpret
@@ -28,9 +29,15 @@ def tile(size: int, most: int) -> int:
     return min(above(size, 1), _WHOLE if INTERPRETED else most)
 
 
-def tiles(height: int, width: int, most_rows: int, most_columns: int) -> tuple[int, int, tuple[int, int]]:
-    """Rows and columns of the tiles of a result, at most so many, and how many tiles there are."""
-    rows, columns = tile(height, most_rows), tile(width, most_columns)
+def tiles(
+    height: int, width: int, most_rows: int, most_columns: int, deep: int = 1
+) -> tuple[int, int, tuple[int, int]]:
+    """Rows and columns of the tiles of a result, at most so many, and how many tiles there are.
+
+    `deep` is how many numbers a kernel holds for each entry of a tile.
+    """
+    columns = tile(width, most_columns)
+    rows = min(tile(height, most_rows), max(TRITON_MAX_TENSOR_NUMEL // (columns * deep), 1))
     return rows, columns, (triton.cdiv(height, rows), triton.cdiv(width, columns))
 
 

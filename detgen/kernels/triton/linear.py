@@ -164,7 +164,7 @@ def linear(
     items, (inputs, outputs) = len(x) * (picks or 1), (weight.inputs, weight.outputs)
     shared = bool(picks) and x.shape[1] == inputs
     cores = weight.storage in RULES
-    most = (core_linear.ROWS, core_linear.COLUMNS) if cores else (_ROWS, _COLUMNS)
+    most = (core_linear.ROWS, core_linear.COLUMNS, RULES[weight.storage].inputs) if cores else (_ROWS, _COLUMNS)
     rows, columns, grid = tiles(items, outputs, *most)
     steps = None if weight.scales is None else weight.scales.steps
     kernel, read, kinds = _linear, [x, _or(weight.codes, x), weight.data, _or(steps, x)], [int(weight.storage)]
