@@ -91,7 +91,7 @@ def said(engine: Engine, asked: list[Request]) -> dict[Any, Any]:
     }
 
 
-@pytest.mark.parametrize("case", usual(("small memory", "not finite"), CASES))
+@pytest.mark.parametrize("case", usual(("small memory",), CASES))
 def test_it_has_the_bits_of_a_cpu(pair: tuple[Engine, Engine], case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few fetches for many passes, where nothing but tokens is asked."""
     settings: dict[str, Any] = {"batch_size": 4, "prefill_chunk": 20}

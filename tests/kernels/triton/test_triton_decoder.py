@@ -258,7 +258,7 @@ def test_a_shape_that_was_forgotten_is_recorded_anew(monkeypatch: pytest.MonkeyP
         assert same_bits(forward.run(windows), other.run(windows))
 
 
-@examples(8)
+@examples(5)
 @given(data=st.data(), sampled=st.booleans(), spoiled=st.booleans())
 def test_passes_are_launched_one_after_the_other(
     forward: ModelRunner, data: st.DataObject, sampled: bool, spoiled: bool
