@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import invoke
+from helpers.examples import usual
 
 from detgen.kernels.c.library import BUILDS, CHOICE, build
 
@@ -24,7 +25,7 @@ def run(folder: Path, dtype: str, *options: str) -> bytes:
     return (folder / "outputs.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16-tc25", "bfloat16-tc24"])
+@pytest.mark.parametrize("dtype", usual(["bfloat16-tc25"], ["bfloat16-tc24"]))
 def test_every_build_gives_the_bytes(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With log-probabilities; in batches of one and of several, with a drafter and without."""
     ways = ("--batch-size", "1", "--drafter", "none"), ("--batch-size", "3", "--drafter", "ngram", "--threads", "2")

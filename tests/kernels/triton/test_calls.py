@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 import transformers as hf
-from helpers.examples import usual
+from helpers.examples import thorough
 from helpers.foreseeing import interpreted
 
 from detgen import Engine, Request, SamplingParams
@@ -91,7 +91,8 @@ def said(engine: Engine, asked: list[Request]) -> dict[Any, Any]:
     }
 
 
-@pytest.mark.parametrize("case", usual(("small memory",), CASES))
+@thorough
+@pytest.mark.parametrize("case", CASES)
 def test_it_has_the_bits_of_a_cpu(pair: tuple[Engine, Engine], case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few fetches for many passes, where nothing but tokens is asked."""
     settings: dict[str, Any] = {"batch_size": 4, "prefill_chunk": 20}

@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 from helpers.breaking import broken
-from helpers.examples import examples
+from helpers.examples import examples, usual
 from helpers.steps import Case as Case_
 from helpers.steps import caches_of, differences, odd_groups, odd_pairs
 from hypothesis import given
@@ -660,7 +660,7 @@ def test_what_is_not_seen_is_not_read(device: str) -> None:
     ("form", "experts", "picks", "rows"),
     [
         *(("none", *of, 6) for of in ((5, 2), (40, 3), (4, 4), (150, 2))),
-        *((form, 40, 3, 3) for form in (*PAIRED, *MADE)),
+        *((form, 40, 3, 3) for form in usual(("pairs", "tc25", *MADE), PAIRED)),
     ],
 )
 def test_experts(device: str, form: Form, experts: int, picks: int, rows: int) -> None:
