@@ -63,13 +63,13 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         from detgen.engine.tokenizing import Tokenize
         from detgen.models.explained import explained
         from detgen.models.families import FAMILIES
-        from detgen.models.loading import DTYPES, pick_device
+        from detgen.models.loading import DTYPES, pick_device, rule_of
         from detgen.models.settings import context_of, load_settings
         from detgen.program.operands import name_of
         from detgen.thinking.configuration import ThinkingStatesConfig
 
     engine = config.engine
-    if engine.dtype in ("bfloat16-tc25", "bfloat16-tc24"):
+    if rule_of(engine.dtype) is not None:
         raise BenchError(f"no other program computes in {engine.dtype}: compare them with --dtype bfloat16")
     device = pick_device(engine.device)
     place: Any = engine.target or DEMO / "target"

@@ -159,12 +159,11 @@ class Decoding:
     def _run(self, windows: Windows, drafts: _Drafts | None, most: int) -> Iterator[Ran]:
         """Run the passes of a round: up to `most` of them in one call, or one by one as each has been committed."""
         live, committing = self._scheduler.live, self.committing
-        if self._policy.may_chain(live, windows):
+        if self._policy.may_chain(live, windows) and self._foreseeable(windows, most):
             call = foresee(self._scheduler, windows, most, goes_on=self._policy.undrafted(live))
             choosing = self._windows(call.slots, None)
-            plain = committing.plain(choosing)
-            if plain or (not committing.seen and self._policy.may_foresee(live, call.slots, most)):
-                yield self._chain(call, choosing, plain=plain)
+            if len(choosing) == len(windows) or self._foreseeable(choosing, most):
+                yield self._chain(call, choosing)
                 return
         for part in self._scheduler.passes(windows):
             there = live.busy[part.slots]  # others broke off in the round's last pass
@@ -178,13 +177,20 @@ class Decoding:
                     results = self._target.run(part, broken, scored=committing.plain(part))
                 yield Ran(part, results, broken, drafts and drafts.drafters)
 
-    def _chain(self, call: Call, choosing: Windows, *, plain: bool) -> Ran:
+    def _foreseeable(self, windows: Windows, most: int) -> bool:
+        """Whether so many passes can go on with what these windows choose before anybody has looked at it."""
+        committing = self.committing
+        if committing.plain(windows):
+            return True
+        return not committing.seen and self._policy.may_foresee(self._scheduler.live, windows.slots, most)
+
+    def _chain(self, call: Call, choosing: Windows) -> Ran:
         """Run passes in one call, in which each sequence reads what it chose in the one before."""
         live, (first, later, reads, slots, lengths) = self._scheduler.live, call
         to_end = live.eos[slots] & (live.length[slots] - live.prompt[slots] >= live.least[slots])
         ends = Ends(live.eos_ids[:, 0].copy(), to_end)
         results: Array | Scores
-        if plain:
+        if self.committing.plain(choosing):
             tokens, results, broken = self._target.chain(first, lengths, ends, later)
         else:
             choices = self.committing.choices(WantedRows.of(choosing))

@@ -21,7 +21,7 @@ from detgen.engine.completing import completion_of
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
 from detgen.engine.encoding import Encoder
-from detgen.engine.model_pair import kv_dtype, load_models, rule_of
+from detgen.engine.model_pair import kv_dtype, load_models
 from detgen.engine.output_processing import Trace
 from detgen.engine.pieces import Pieces
 from detgen.engine.reading_ahead import ReadingAhead
@@ -40,7 +40,7 @@ from detgen.engine.turns import Turns
 from detgen.errors import EngineError
 from detgen.kernels.c.threads import use_threads
 from detgen.kernels.input_batch import MOST_ROWS
-from detgen.models.loading import LoadedModel, pick_device
+from detgen.models.loading import LoadedModel, pick_device, rule_of
 from detgen.params import SamplingParams
 from detgen.progress import Observer, Unobserved
 from detgen.runner.model_runner import ModelRunner
@@ -103,7 +103,8 @@ class Engine:
             use_threads(config.threads)
         device = pick_device(config.device)
         if device.type == "cuda":
-            device = trusted(device, observer, named=config.device != "auto", rule=rule_of(config))
+            dtype = config.target.dtype if isinstance(config.target, LoadedModel) else config.dtype
+            device = trusted(device, observer, named=config.device != "auto", rule=rule_of(dtype))
         target, draft = load_models(config, observer)
         prepared = prepare(
             target,

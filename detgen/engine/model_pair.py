@@ -11,7 +11,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.sources import check_adapted, uses_draft
 from detgen.errors import DEMO, QuantName
 from detgen.models.fitting import check_vocabularies
-from detgen.models.loading import DTYPES, PAIRED_FORMS, LoadedModel, Role, load_model
+from detgen.models.loading import DTYPES, LoadedModel, Role, load_model
 from detgen.models.memory import check_room
 from detgen.program.arrays import BFLOAT16, FLOAT32
 from detgen.progress import Observer
@@ -44,12 +44,6 @@ def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, 
     draft = load(config.draft, "draft", config.draft_quant)
     check_vocabularies(target, draft)
     return target, draft
-
-
-def rule_of(config: EngineConfig) -> str | None:
-    """The rule of tensor cores by which the target's products are added up; None for none."""
-    dtype = config.target.dtype if isinstance(config.target, LoadedModel) else config.dtype
-    return None if (form := PAIRED_FORMS.get(dtype, "pairs")) == "pairs" else form
 
 
 def kv_dtype(config: EngineConfig, target: LoadedModel) -> np.dtype[Any]:

@@ -197,7 +197,13 @@ class Ends(NamedTuple):
     to_end: np.ndarray
 
 
-def pack(windows: Windows, tables: np.ndarray, group: int, spans: np.ndarray | None = None) -> InputBatch:
+def pack(
+    windows: Windows,
+    tables: np.ndarray,
+    group: int,
+    spans: np.ndarray | None = None,
+    later: Sequence[Windows] = (),
+) -> InputBatch:
     """Lay windows out as one pass.
 
     Args:
@@ -206,6 +212,7 @@ def pack(windows: Windows, tables: np.ndarray, group: int, spans: np.ndarray | N
             pass is over.
         group: query heads per KV head.
         spans: int64 [windows, 6], what layers that keep states are told, see `Rows`; None where there are none.
+        later: see `InputBatch`.
     """
     lengths, logits = windows.lengths, windows.logits
     ends = np.cumsum(lengths)
@@ -220,7 +227,7 @@ def pack(windows: Windows, tables: np.ndarray, group: int, spans: np.ndarray | N
     wanted[:asked] = np.arange(asked) + np.repeat(ends - np.cumsum(logits), logits)
     area = attention_area(count, int((windows.starts + lengths).sum()))
     ids, at, kv_positions = table
-    return InputBatch(ids, at, kv_positions, wanted, asked, windows, area, tables, group, spans)
+    return InputBatch(ids, at, kv_positions, wanted, asked, windows, area, tables, group, spans, later)
 
 
 def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterator[Windows]:

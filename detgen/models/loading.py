@@ -152,6 +152,12 @@ class LoadedModel:
         return self.model
 
 
+def rule_of(dtype: DTypeName) -> Form | None:
+    """The rule of tensor cores by which a number format has products added up; None for none."""
+    form = PAIRED_FORMS.get(dtype)
+    return None if form == "pairs" else form
+
+
 def pick_device(name: str) -> Device:
     """The device of `--device`.
 
@@ -275,7 +281,7 @@ def load_model(
             read = held
         if form in MADE and not has_description(model):
             raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
-        if PAIRED_FORMS.get(dtype, "pairs") != "pairs" and not (thinks(model) or has_description(model)):
+        if rule_of(dtype) is not None and not (thinks(model) or has_description(model)):
             raise ValueError(f"{dtype} is for decoders that the native pass knows; bfloat16 is for others, too")
         if thinks(model):
             check_size(stored.size, config, FLOAT32, trusted=trusted)

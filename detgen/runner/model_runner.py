@@ -98,11 +98,11 @@ class ModelRunner:
         """The most draft tokens of a window."""
         return MOST_ROWS - 1 if self.cache.states is None else MOST_DRAFTED
 
-    def pack(self, windows: Windows) -> InputBatch:
-        """The rows of a pass."""
+    def pack(self, windows: Windows, later: Sequence[Windows] = ()) -> InputBatch:
+        """The rows of a pass; `later` are the windows that join in those behind it, of one call."""
         states = self.cache.states
         spans = None if states is None else states.spans(windows)
-        return pack(windows, self.cache.pages.tables, self._group, spans)
+        return pack(windows, self.cache.pages.tables, self._group, spans, later)
 
     def learn_cost(self, slots: int) -> None:
         """Time passes of one row and of `slots` rows, a few hundred at most, to know the cost before it is needed.
@@ -187,7 +187,7 @@ class ModelRunner:
             lengths], in the order of the windows, the rows' scores, and the rows that are named (`Chaining`). A row is
             not finite, either, whose last keys are not.
         """
-        batch = self._batch(windows, later)
+        batch = self.pack(windows, later)
         scores, broken = self._chained(batch, lengths, lambda of: of.chain(batch, lengths, ends))
         return _read(batch, lengths, scores.tokens), scores, broken
 
@@ -214,7 +214,7 @@ class ModelRunner:
             The token that each row read, int64 [sum of lengths], in the order of the windows, the rows' logits, or
             their scores where there is no more to tell, and the rows that are named.
         """
-        batch = self._batch(windows, later)
+        batch = self.pack(windows, later)
         chosen, rows, broken = self._chained(batch, lengths, lambda of: of.sample(batch, lengths, choices, ends))
         return _read(batch, lengths, chosen), rows, broken
 
@@ -222,12 +222,6 @@ class ModelRunner:
         """What each sequence is likely to choose next; arguments as those of `sample`."""
         batch = self.pack(windows)
         return self._chained(batch, lengths, lambda of: of.draft(batch, lengths, Choices.of(choices)))
-
-    def _batch(self, windows: Windows, later: Sequence[Windows]) -> InputBatch:
-        """The first pass of a call."""
-        batch = self.pack(windows)
-        batch.later = later
-        return batch
 
     def _chained(self, batch: InputBatch, lengths: np.ndarray, call: Callable[[Chaining], _Found]) -> _Found:
         """What a call that runs several passes gives; all that ran are counted."""
@@ -246,10 +240,8 @@ class ModelRunner:
         `lengths` are those that ran.
         """
         known = (batch.windows, *batch.later)
-        (lasts, begins), steps = (
-            batch.choosing,
-            np.arange(max(len(known), (batch.choosing[1] + lengths).max(initial=0))),
-        )
+        lasts, begins = batch.choosing
+        steps = np.arange(max(len(known), int((begins + lengths).max(initial=0))))
         depth = steps[:, None] - begins
         goes = (depth > 0) & (depth < lengths)
         rows, keys = goes.sum(1), (goes * (lasts.starts + 1 + depth)).sum(1)

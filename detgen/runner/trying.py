@@ -18,9 +18,10 @@ from tempfile import NamedTemporaryFile
 import detgen
 from detgen.errors import EngineError
 from detgen.machine import CPU, Device, user_cache
+from detgen.program.storage import RULES
 from detgen.progress import Observer
 
-RULES = "tc25", "tc24"  # how names of what is tried of them end
+_RULES = tuple(rule.name.lower() for rule in RULES)  # how names of what is tried of them end
 _TRYING = "trying {}: its kernels are compared with the processor's, bit by bit"
 _TAKEN = (
     "--device auto took {}, whose kernels passed their self-test. detgen was developed without a GPU: "
@@ -74,7 +75,7 @@ def _fault(device: Device, name: str, observer: Observer, rule: str | None) -> s
         different = tried(str(device))
         keep(path, different)
     if rule is None:
-        different = [name for name in different if not name.endswith(RULES)]
+        different = [name for name in different if not name.endswith(_RULES)]
     if not different:
         return None
     some = ", ".join(different[:3]) + (f" and {len(different) - 3} more" if len(different) > 3 else "")

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 from helpers.engine_inputs import code
 from helpers.examples import examples
-from helpers.foreseeing import foreseeing
+from helpers.foreseeing import Entries, foreseeing
 from helpers.loop import Loop, request
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
@@ -22,27 +22,11 @@ from hypothesis import strategies as st
 from detgen import Completion, Engine, Request, SamplingParams
 from detgen.engine import foreseen, policy, scheduler
 from detgen.engine.foreseen import Call, foresee
-from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.input_batch import Windows
-from detgen.program.arrays import Array
 
 TOKENS = [token for prompt in code(8) for token in prompt.encode()] * 9
-
-
-class Entries:
-    """A trace that keeps what is cached, for whose sake nothing runs otherwise."""
-
-    chains = True
-
-    def __init__(self) -> None:
-        self.found: dict[Any, tuple[bytes, bytes]] = {}
-
-    def committed(self, seq: Sequence, first: int, logits: Array) -> None: ...
-
-    def finished(self, seq: Sequence, keys: np.ndarray, values: np.ndarray) -> None:
-        self.found[seq.request.id, seq.sample] = keys.tobytes(), values.tobytes()
 
 
 def said(c: Completion) -> Any:

@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from detgen import Engine
+from detgen.engine.sequence import Sequence
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.triton import triton_decoder
 from detgen.kernels.triton.replaying import Calls
 from detgen.kernels.triton.sampling_kernels import choose_reference
 from detgen.kernels.triton.triton_decoder import TritonDecoder
 from detgen.machine import CPU
+from detgen.program.arrays import Array
 from detgen.runner import preparing
 
 
@@ -43,6 +45,20 @@ class Foreseeing(TritonDecoder):
         broken = torch.zeros(len(packed.ids), dtype=torch.int8)
         broken[found] = 1
         return SimpleNamespace(results=results, broken=broken)
+
+
+class Entries:
+    """A trace that keeps what is cached, for whose sake nothing runs otherwise."""
+
+    chains = True
+
+    def __init__(self) -> None:
+        self.found: dict[Any, tuple[bytes, bytes]] = {}
+
+    def committed(self, seq: Sequence, first: int, logits: Array) -> None: ...
+
+    def finished(self, seq: Sequence, keys: Array, values: Array) -> None:
+        self.found[seq.request.id, seq.sample] = np.asarray(keys).tobytes(), np.asarray(values).tobytes()
 
 
 @contextmanager

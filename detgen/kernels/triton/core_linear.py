@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from detgen.kernels.triton.launching import INTERPRETED
-from detgen.kernels.triton.linear_columns import behind, ended, places
+from detgen.kernels.triton.linear_columns import behind, ended, of_one_weight
 from detgen.program.operands import PANEL, PART_INPUTS, SECTION_PARTS
 from detgen.program.storage import RULES, Storage
 
@@ -102,17 +102,11 @@ def core_linear(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`linear._linear` of inputs in bf16. A tile has one weight: it holds one route, and no other rows."""
-    row = tl.arange(0, ROWS)
-    item = tl.program_id(0).to(tl.int64) * (1 if PICKS else ROWS) + row
-    output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    item_there, there = item < items, (output < outputs)[None, :]
-    panel, column = places(output, GATED)
-    if PICKS:
-        item_there = item_there & (row == 0)
-        panel += tl.load(routes + 2 * tl.program_id(0).to(tl.int64)).to(tl.int64) * panels
-    panel, column = panel[None, :], column[None, :]
-    read = x + (item // PICKS if SHARED else item)[:, None] * inputs
+    """`linear._linear` of inputs in bf16."""
+    item, item_there, read, output, there, panel, column = of_one_weight(
+        items, outputs, panels, routes, GATED, PICKS, SHARED, ROWS, COLUMNS
+    )
+    entries_of = x + read[:, None] * inputs
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     opened = sums
     for section in range(0, inputs, _SECTION):
@@ -124,7 +118,7 @@ def core_linear(
             for turn in tl.static_range(_PART // DEPTH):
                 input = first + turn * DEPTH + tl.arange(0, DEPTH)
                 entries = tl.load(
-                    read + input[None, :], mask=item_there[:, None] & (input < inputs)[None, :], other=0.0
+                    entries_of + input[None, :], mask=item_there[:, None] & (input < inputs)[None, :], other=0.0
                 )
                 wanted, input = there & (input < inputs)[:, None], input[:, None]
                 at = data + (panel * inputs + input // 2 * 2) * _PANEL + 2 * column + input % 2

@@ -22,6 +22,34 @@ def places(output, GATED: tl.constexpr):
 
 
 @triton.jit
+def of_one_weight(
+    items,
+    outputs,
+    panels,
+    routes,
+    GATED: tl.constexpr,
+    PICKS: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The place of a tile that has one weight: of experts, it holds one route, and no other rows.
+
+    Its items (int64), which of them are there, and which row of inputs each reads; its outputs, and [1, COLUMNS] which
+    of them are there, their panels (int64) and their columns.
+    """
+    row = tl.arange(0, ROWS)
+    item = tl.program_id(0).to(tl.int64) * (1 if PICKS else ROWS) + row
+    output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    item_there, there = item < items, (output < outputs)[None, :]
+    panel, column = places(output, GATED)
+    if PICKS:
+        item_there = item_there & (row == 0)
+        panel += tl.load(routes + 2 * tl.program_id(0).to(tl.int64)).to(tl.int64) * panels
+    return item, item_there, item // PICKS if SHARED else item, output, there, panel[None, :], column[None, :]
+
+
+@triton.jit
 def behind(sums, x, first):
     """The sum with what stands behind; the first stays as it is, if it is -0, too."""
     return tl.where(first, x, sums + x)

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from detgen.kernels.triton.float_functions import part_of, put
 from detgen.kernels.triton.launching import OPTIONS, tile, tiles
-from detgen.kernels.triton.linear_columns import behind, ended, places
+from detgen.kernels.triton.linear_columns import behind, ended, of_one_weight
 from detgen.program.operands import GROUP, LEAST, PANEL, PART_INPUTS, SECTION_PARTS, UNIT, Into, Weight
 from detgen.program.storage import FORMATS, TOGETHER, Storage
 
@@ -154,17 +154,10 @@ def whole_linear(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`linear._linear` of inputs that are `rounded`. A tile has one weight: it holds one route, and no other rows."""
-    row = tl.arange(0, ROWS)
-    item = tl.program_id(0).to(tl.int64) * (1 if PICKS else ROWS) + row
-    output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    item_there, there = item < items, (output < outputs)[None, :]
-    panel, column = places(output, GATED)
-    if PICKS:
-        item_there = item_there & (row == 0)
-        panel += tl.load(routes + 2 * tl.program_id(0).to(tl.int64)).to(tl.int64) * panels
-    panel, column = panel[None, :], column[None, :]
-    read = item // PICKS if SHARED else item
+    """`linear._linear` of inputs that are `rounded`."""
+    item, item_there, read, output, there, panel, column = of_one_weight(
+        items, outputs, panels, routes, GATED, PICKS, SHARED, ROWS, COLUMNS
+    )
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     opened = sums
     for section in range(0, inputs, _SECTION):

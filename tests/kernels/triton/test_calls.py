@@ -7,21 +7,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 import transformers as hf
 from helpers.examples import thorough
-from helpers.foreseeing import interpreted
+from helpers.foreseeing import Entries, interpreted
 
 from detgen import Engine, Request, SamplingParams
-from detgen.engine.sequence import Sequence
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.triton import triton_decoder
 from detgen.kernels.triton.triton_decoder import TritonDecoder
-from detgen.program.arrays import Array
 
 SIZES = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -30,20 +27,6 @@ SIZES = {
 CASES = "plain", "small memory", "stops", "not finite", "log-probabilities"
 
 _COUNT = 7
-
-
-class Entries:
-    """A trace that keeps what is cached."""
-
-    chains = True
-
-    def __init__(self) -> None:
-        self.found: dict[Any, tuple[bytes, bytes]] = {}
-
-    def committed(self, seq: Sequence, first: int, logits: Array) -> None: ...
-
-    def finished(self, seq: Sequence, keys: np.ndarray, values: np.ndarray) -> None:
-        self.found[seq.request.id] = np.asarray(keys).tobytes(), np.asarray(values).tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +68,7 @@ def said(engine: Engine, asked: list[Request]) -> dict[Any, Any]:
             c.error,
             c.logprobs,
             c.records,
-            trace.found.get(c.request.id),
+            trace.found.get((c.request.id, c.sample)),
         )
         for c in done
     }
