@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
+
 from detgen.program.operands import PAGE
 
 # Cost, in places, of the attention of a pass, and of 64 more keys.
 _CALL, _KEYS = 15, 2
 
 
-def attention_area(rows: float, keys: float) -> float:
-    """Cost of the attention of a pass, in places: `rows` rows, of windows that read `keys` keys together."""
+_Numbers = TypeVar("_Numbers", float, np.ndarray)
+
+
+def attention_area(rows: _Numbers, keys: _Numbers) -> _Numbers:
+    """Cost of the attention of passes, in places: `rows` rows, of windows that read `keys` keys together."""
     return _CALL + rows + _KEYS * keys / PAGE
 
 
@@ -105,6 +112,18 @@ class PassCost:
             return 0.0
         seconds = self._pass(rows, rows * self._z / self._x if area is None else area)
         return seconds + self._choice * (rows if chosen is None else chosen)
+
+    def shares(self, rows: np.ndarray, areas: np.ndarray) -> np.ndarray:
+        """The share that each of some passes is predicted to have in the time of all, float64 [passes].
+
+        Args:
+            rows: int64 [passes], rows of each.
+            areas: float64 [passes], their attention areas.
+        """
+        rest, by_row, by_area = self._fitted()
+        seconds = np.maximum(rest + by_row * rows + by_area * areas, 1e-9) if self._n else rows
+        found: np.ndarray = seconds / seconds.sum()
+        return found
 
     def _pass(self, rows: float, area: float) -> float:
         """Seconds of a pass, without choosing."""

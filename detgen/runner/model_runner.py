@@ -247,12 +247,12 @@ class ModelRunner:
         rows, keys = goes.sum(1), (goes * (lasts.starts + 1 + depth)).sum(1)
         rows[: len(known)] += [len(w.tokens) for w in known]
         keys[: len(known)] += [int((w.starts + w.lengths).sum()) for w in known]
-        areas = [attention_area(*of) for of in zip(rows.tolist(), keys.tolist(), strict=True)]
-        shares = [self.cost.predict(*of, 0) or of[0] for of in zip(rows.tolist(), areas, strict=True)]
+        areas = attention_area(rows, keys)
+        times = seconds * self.cost.shares(rows, areas)
         self.passes += len(rows)
         self.rows += int(rows.sum())
-        for count, area, share in zip(rows.tolist(), areas, shares, strict=True):
-            self.cost.update(count, seconds * share / sum(shares), area)
+        for count, time_of, area in zip(rows.tolist(), times.tolist(), areas.tolist(), strict=True):
+            self.cost.update(count, time_of, area)
 
 
 def _read(batch: InputBatch, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:

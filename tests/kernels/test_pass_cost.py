@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from detgen.kernels.pass_cost import PassCost
@@ -113,3 +114,12 @@ def test_pauses_beside_slow_choices() -> None:
     assert cost.predict(4) - before < 0.001
     cost.choose(8, 100.0)
     assert cost.predict(4) < 1.05 * before
+
+
+def test_the_time_of_a_call_is_shared_as_predicted() -> None:
+    """By the rows alone before anything is known; then a pass has a share of its own, whatever its rows."""
+    rows, areas = np.array([1, 63]), np.array([16.0, 78.0])
+    assert PassCost().shares(rows, areas).tolist() == [1 / 64, 63 / 64]
+    found = on_a_line().shares(rows, areas)
+    assert found.sum() == pytest.approx(1)
+    assert found[0] / found[1] == pytest.approx((0.01 + 0.002) / (0.01 + 0.002 * 63))
