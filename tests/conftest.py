@@ -58,8 +58,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 # The same examples every time: a red test stays red until its cause is gone. `explore` draws new ones.
-hypothesis.settings.register_profile("detgen", deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("detgen"))
+hypothesis.settings.register_profile("thorough", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("detgen", hypothesis.settings.get_profile("thorough"), max_examples=25)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "detgen"))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.examples import usual
 from helpers.rows import make_row
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -34,7 +35,7 @@ DATA: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("number", sorted(DATA))
+@pytest.mark.parametrize("number", usual([9], DATA))
 def test_figures_are_drawn_with_units_on_their_axes(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

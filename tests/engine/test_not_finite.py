@@ -6,12 +6,13 @@ The embedding of a token is made NaN while the engine runs; both kinds of decode
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.engine_inputs import PROMPTS, adversary
+from helpers.examples import usual
 from helpers.own_forward import KINDS, decoders
 
 from detgen import Completion, Engine, Request, SamplingParams
@@ -50,12 +51,19 @@ def bad(**params: Any) -> list[Request]:
     ]
 
 
-def settings() -> Iterator[dict[str, Any]]:
-    yield {"drafter": "none", "batch_size": 1}
-    yield {"drafter": "ngram", "batch_size": 3, "draft_tokens": 4}
-    yield {"drafter": "model", "batch_size": 2, "draft_tokens": 3, "prefill_chunk": 7}
-    yield {"drafter": adversary, "batch_size": 4, "draft_tokens": 3}
-    yield {"drafter": "auto", "batch_size": 16, "prefill_chunk": 1}
+def settings() -> list[dict[str, Any]]:
+    """How engines differ."""
+    return usual(
+        [
+            {"drafter": "model", "batch_size": 2, "draft_tokens": 3, "prefill_chunk": 7},
+            {"drafter": "auto", "batch_size": 16, "prefill_chunk": 1},
+        ],
+        [
+            {"drafter": "none", "batch_size": 1},
+            {"drafter": "ngram", "batch_size": 3, "draft_tokens": 4},
+            {"drafter": adversary, "batch_size": 4, "draft_tokens": 3},
+        ],
+    )
 
 
 def said(c: Completion) -> tuple[Any, ...]:

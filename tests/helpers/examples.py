@@ -11,7 +11,7 @@ import pytest
 
 _Case = TypeVar("_Case")
 
-_FACTOR = {"thorough": 1.0, "explore": 10.0}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 0.4)
+_FACTOR = {"thorough": 1.0, "explore": 10.0}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 0.25)
 
 THOROUGH = _FACTOR >= 1
 # For a test that takes long, of what others test in another way: CI runs it.
@@ -19,7 +19,7 @@ thorough = pytest.mark.skipif(not THOROUGH, reason="only HYPOTHESIS_PROFILE=thor
 
 
 def examples(usual: int) -> hypothesis.settings:
-    """That many in the profile `thorough`, which CI takes; ten times as many in `explore`, else two fifths."""
+    """That many in the profile `thorough`, which CI takes; ten times as many in `explore`, else a quarter."""
     return hypothesis.settings(max_examples=max(round(usual * _FACTOR), 1))
 
 

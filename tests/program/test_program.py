@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.examples import thorough
 
 from detgen.kernels.c.panels import joined, panels, stacked
 from detgen.kernels.drawn_weights import in_few_bits
@@ -205,6 +206,7 @@ Softmax(name="softmax", x=3, to=x)
 """
 
 
+@thorough
 def test_mypy_finds_wrong_fields(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     program = tmp_path / "program.py"

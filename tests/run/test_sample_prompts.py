@@ -89,7 +89,7 @@ def test_scores_are_known(tmp_path: Path, size: str) -> None:
     assert digest(tmp_path, "scores.jsonl", "--batch-size", size, command="score") == SCORES
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])  # all other runs here are of "auto"
+@pytest.mark.parametrize("drafter", usual(["model"], ["none", "ngram"]))  # all other runs here are of "auto"
 def test_they_are_those_of_all_drafters(tmp_path: Path, drafter: str) -> None:
     known = KNOWN["code.jsonl", "0"]
     assert digest(tmp_path, "code.jsonl", "--max-tokens", "32", "--drafter", drafter, "--batch-size", "5") == known

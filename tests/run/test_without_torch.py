@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import invoke
+from helpers.examples import usual
 
 # Takes the place of an installation without it.
 WITHOUT = """
@@ -32,7 +33,9 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("options", [(), ("--target-quant", "q8"), ("--dtype", "bfloat16-tc25"), ("--drafter", "self")])
+@pytest.mark.parametrize(
+    "options", usual([("--target-quant", "q8")], [(), ("--dtype", "bfloat16-tc25"), ("--drafter", "self")])
+)
 def test_a_kept_model_runs_without(tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """This process keeps it; another one, which has no PyTorch, runs it."""
     (tmp_path / "without").mkdir()

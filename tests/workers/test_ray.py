@@ -53,6 +53,7 @@ def workers(cluster: RayCluster) -> Callable[[EngineConfig], EngineLike]:
     return lambda config: WorkersEngine(cluster, config.batch_size, Watcher())
 
 
+@thorough
 def test_runs_and_scores_have_the_bytes_of_a_single_process(
     tmp_path: Path, workers: Callable[[EngineConfig], EngineLike]
 ) -> None:

@@ -146,7 +146,10 @@ def test_every_family_has_them(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("form", "dtype"),
-    [*((form, torch.float32) for form in MADE), ("none", torch.bfloat16), *((form, torch.bfloat16) for form in PAIRED)],
+    usual(
+        [("q8", torch.float32), ("none", torch.bfloat16), ("tc25", torch.bfloat16)],
+        [*((form, torch.float32) for form in MADE), *((form, torch.bfloat16) for form in PAIRED)],
+    ),
 )
 def test_weights_in_fewer_bits(form: Form, dtype: torch.dtype) -> None:
     read_by_both(hf.LlamaConfig(**TINY | {"hidden_size": 32, "intermediate_size": 256}), form, dtype)
