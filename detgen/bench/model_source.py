@@ -31,7 +31,8 @@ class Target:
         engine: the settings of the benchmark, with a device, dtype and threads that are settled.
         vocabulary: entries of its logits.
         context: most positions of a sequence.
-        weights: parameters that a pass reads; without an untied embedding, of which it reads one row per token.
+        weights: parameters that a pass reads; without an untied embedding, of which it reads one row per token. None
+            for a mixture, of whose experts each token takes some.
         native: as in `ModelSource`.
         as_stored: as in `ModelSource`.
         encode: token ids of a request, as `detgen run` reads it, chats by the model's template; with random weights, by
@@ -41,7 +42,7 @@ class Target:
     engine: EngineConfig
     vocabulary: int
     context: int
-    weights: float
+    weights: float | None
     native: bool
     as_stored: bool
     encode: Callable[[Request], list[int]]
@@ -104,11 +105,12 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
     size = len(tokenizer) if config.random_weights is not None else int(text.vocab_size)
     tied = getattr(text, "tie_word_embeddings", False)
     embedding = 0 if tied else model.get_input_embeddings().weight.numel()
+    mixture = any(".experts." in parameter for parameter, _ in model.named_parameters())
     return Target(
         engine=replace(engine, device=str(device), dtype=dtype, threads=engine.threads or usable_cores()),
         vocabulary=int(text.vocab_size),
         context=context_of(text),
-        weights=float(sum(p.numel() for p in model.parameters()) - embedding),
+        weights=None if mixture else float(sum(p.numel() for p in model.parameters()) - embedding),
         native=native,
         as_stored=device.type == "cpu" and engine.dtype == "auto",
         encode=lambda request: prompt_tokens(request, tokenizer, name, size, render, tokenize),

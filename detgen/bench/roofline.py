@@ -92,7 +92,7 @@ def _best(function: Callable[[], object], device: str) -> float:
     return best
 
 
-def place_all(rows: list[Row], weights: float, roof: Roof, dtype: str) -> tuple[Roof, list[str]]:
+def place_all(rows: list[Row], weights: float | None, roof: Roof, dtype: str) -> tuple[Roof, list[str]]:
     """Fill in the shares of all measured rows; return the bounds that hold, and a note for each that does not.
 
     A figure that a row exceeds is no bound: the copy or the product was disturbed, or weights are read from the caches.
@@ -100,11 +100,13 @@ def place_all(rows: list[Row], weights: float, roof: Roof, dtype: str) -> tuple[
 
     Args:
         rows: changed in place.
-        weights, roof, dtype: as `place_under_roof` takes them; the roof may be empty.
+        weights, roof, dtype: as `place_under_roof` takes them; the weights may not be known, the roof may be empty.
     """
     measured = [row for row in rows if row.seconds]
     if not roof:
         return roof, []
+    if weights is None:
+        return roof, ["each token takes some of the model's experts: no shares of bandwidth and arithmetic are given"]
     for row in measured:
         place_under_roof(row, median(row.seconds), weights, roof, dtype)
     bounds, notes = dict(roof), []

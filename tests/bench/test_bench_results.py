@@ -153,3 +153,7 @@ def test_a_roof_below_what_a_row_reaches_is_no_bound() -> None:
     assert [row.bandwidth_share for row in rows] == [None, None]
     assert rows[0].arithmetic_share
     assert place_all(rows, 1e6, {}, "float32") == ({}, [])
+    rows[0].arithmetic_share = None
+    bounds, (note,) = place_all(rows[:1], None, whole, "float32")
+    assert (bounds, note[:41]) == (whole, "each token takes some of the model's expe")
+    assert (rows[0].bandwidth_share, rows[0].arithmetic_share) == (None, None)

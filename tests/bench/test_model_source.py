@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from helpers.families import LLAMA
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from detgen.bench.config import BenchConfig
 from detgen.bench.model_source import loaded, own_forward, resolve
@@ -55,3 +58,10 @@ def test_only_what_transformers_runs_is_taken_to_the_device(embedded: ModelSourc
 def test_rules_of_tensor_cores_are_not_compared() -> None:
     with pytest.raises(BenchError, match="no other program computes in bfloat16-tc24: compare them with --dtype bfl"):
         resolve(BenchConfig(EngineConfig(dtype="bfloat16-tc24")), Unobserved())
+
+
+def test_experts_are_not_all_read(random_model: Callable[..., Path]) -> None:
+    """By the passes of a mixture: how many weights they read is not known."""
+    mixture, plain = (random_model(config(**LLAMA)) for config in (MixtralConfig, LlamaConfig))
+    assert resolve(BenchConfig(EngineConfig(target=str(mixture))), Unobserved()).weights is None
+    assert resolve(BenchConfig(EngineConfig(target=str(plain))), Unobserved()).weights
