@@ -385,6 +385,45 @@ def test_the_host_waits_once(python_on_cuda: Callable[[str], str], model: str) -
     assert [int(line.split()[2]) for line in lines] == [1, 3 + 1 + 3, 3 + 1 + 3]
 
 
+# Generates twice, the second time with an error for whoever waits for the device, but where the decoder does it.
+WAITING = """
+import torch
+from detgen import Engine, Request, SamplingParams
+from detgen.kernels.triton import triton_decoder
+
+fetched = triton_decoder.fetched
+
+def waiting(x):
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        return fetched(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("error")
+
+def texts():
+    return [(done.token_ids, done.logprobs) for done in engine.generate(requests)]
+
+params = SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, temperature=0.8, seed=3, n=2, logprobs=2)
+requests = [Request(i, i, token_ids=range(5 + i, 90), params=params[i % 2]) for i in range(6)]
+engine = Engine(target=model, device="cuda", drafter="none", batch_size=4, kv_memory=16 << 20)
+wanted = texts()  # kernels are compiled and passes recorded, for which one has to wait
+triton_decoder.fetched = waiting
+torch.cuda.set_sync_debug_mode("error")
+try:
+    print(texts() == wanted)
+finally:
+    torch.cuda.set_sync_debug_mode("default")
+    triton_decoder.fetched = fetched
+"""
+
+
+@pytest.mark.usefixtures("folder")
+def test_nobody_else_waits(python_on_cuda: Callable[[str], str], model: str, environment: dict[str, str]) -> None:
+    if "DETGEN_CUDA_STAND_IN" in environment:
+        pytest.skip("nobody waits for the stand-in; what crosses is counted there")
+    assert python_on_cuda(f"model = {model!r}\n{WAITING}").strip() == "True"
+
+
 def test_scores(folder: Path, detgen: Command, model: str) -> None:
     """The same bytes in any batch, and they pass an audit."""
     lines = [
