@@ -100,7 +100,7 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         asked = "float32" if device.type == "cpu" else name_of(getattr(found, "dtype", None))
         dtype = next((known for known in DTYPES if known == asked), "bfloat16")
     # What a known family has of its own is found out where the model is loaded.
-    native = type(model).__name__ in FAMILIES and device.type == "cpu"
+    native = type(model).__name__ in FAMILIES and device.type == "cpu" and not hasattr(found, "quantization_config")
     render, tokenize = chat_renderer(tokenizer), Tokenize(tokenizer, name)
     size = len(tokenizer) if config.random_weights is not None else int(text.vocab_size)
     tied = getattr(text, "tie_word_embeddings", False)

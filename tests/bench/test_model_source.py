@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.families import LLAMA
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig
 
 from detgen.bench.config import BenchConfig
 from detgen.bench.model_source import loaded, own_forward, resolve
@@ -64,4 +65,15 @@ def test_experts_are_not_all_read(random_model: Callable[..., Path]) -> None:
     """By the passes of a mixture: how many weights they read is not known."""
     mixture, plain = (random_model(config(**LLAMA)) for config in (MixtralConfig, LlamaConfig))
     assert resolve(BenchConfig(EngineConfig(target=str(mixture))), Unobserved()).weights is None
-    assert resolve(BenchConfig(EngineConfig(target=str(plain))), Unobserved()).weights
+    known = resolve(BenchConfig(EngineConfig(target=str(plain))), Unobserved())
+    assert known.weights
+    assert known.native
+
+
+def test_weights_that_are_stored_in_few_bits_are_not_quantized_again(random_model: Callable[..., Path]) -> None:
+    """So there are neither rows in q8 nor a copy that drafts."""
+    folder = random_model(GptOssConfig(**LLAMA, num_local_experts=4))
+    settings = json.loads((folder / "config.json").read_text())
+    assert resolve(BenchConfig(EngineConfig(target=str(folder))), Unobserved()).native
+    (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": {"quant_method": "mxfp4"}}))
+    assert not resolve(BenchConfig(EngineConfig(target=str(folder))), Unobserved()).native
