@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from detgen.errors import EngineError
-from detgen.kernels.c.quantizing import Quantized, cat
+from detgen.kernels.c.quantizing import Quantized, cat, in_turns
 from detgen.models.gguf_kinds import NAMED, Kind
 from detgen.models.skeleton import Parameter
 from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, array, floats, placeholder, tensor, torch_dtype
@@ -164,16 +164,20 @@ class SideBySide(NamedTuple):
     """Where weights of experts lie whose parts are tensors of all of them: gates, and what they open.
 
     Attributes:
-        parts: [experts, outputs, inputs] each.
+        parts: [experts, outputs, inputs] each; of biases, [experts, outputs].
+        in_turns: whether the outputs of the parts take turns, instead of all of the first part's coming first.
+        turned: whether the model takes numbers as [experts, inputs, outputs]; few bits stay as they are.
     """
 
     parts: tuple[Place, ...]
+    in_turns: bool = False
+    turned: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[experts, outputs of all parts, inputs]."""
-        experts, _, inputs = self.parts[0].shape
-        return experts, sum(part.shape[1] for part in self.parts), inputs
+        """[experts, outputs of all parts, inputs]; of biases, [experts, outputs of all parts]."""
+        experts, _, *inputs = self.parts[0].shape
+        return experts, sum(part.shape[1] for part in self.parts), *inputs
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -188,7 +192,9 @@ class SideBySide(NamedTuple):
 
     def read(self, rows: slice = ALL) -> Weight:
         """The weights of all experts, or of some consecutive ones; errors as `Place.read`."""
-        return cat([part.read(rows) for part in self.parts], dim=1)
+        parts = [part.read(rows) for part in self.parts]
+        weight = in_turns(parts) if self.in_turns else cat(parts, dim=1)
+        return weight.swapaxes(1, 2) if self.turned and isinstance(weight, np.ndarray) else weight
 
 
 class Stack(NamedTuple):

@@ -99,14 +99,24 @@ def alike(weights: Sequence[np.ndarray | Quantized]) -> Sequence[np.ndarray | Qu
 
 def cat(weights: Sequence[np.ndarray | Quantized], dim: int) -> np.ndarray | Quantized:
     """The weights, one behind the other, in one form."""
+    return _together(weights, lambda *x: np.concatenate(x, dim))
+
+
+def in_turns(weights: Sequence[np.ndarray | Quantized]) -> np.ndarray | Quantized:
+    """Weights of experts, [experts, outputs, ...] each, in one form: all first outputs, then all second ones."""
+    return _together(weights, lambda *x: np.stack(x, 2).reshape(len(x[0]), -1, *x[0].shape[2:]))
+
+
+def _together(weights: Sequence[np.ndarray | Quantized], join: Callable[..., np.ndarray]) -> np.ndarray | Quantized:
+    """One weight of several, in one form; `join` makes one array of those of all."""
     weights = alike(weights)
     if len(weights) == 1:
         return weights[0]
     few = [w for w in weights if isinstance(w, Quantized)]
     if few:
-        scales = few[0].scales.each(lambda *x: np.concatenate(x, dim), *(w.scales for w in few[1:]))
-        return few[0]._replace(whole=np.concatenate([w.whole for w in few], dim), scales=scales)
-    return np.concatenate([w for w in weights if isinstance(w, np.ndarray)], dim)
+        scales = few[0].scales.each(join, *(w.scales for w in few[1:]))
+        return few[0]._replace(whole=join(*(w.whole for w in few)), scales=scales)
+    return join(*(w for w in weights if isinstance(w, np.ndarray)))
 
 
 def quantize(weights: Sequence[np.ndarray], columns: int, form: Form, empty: Empty) -> tuple[np.ndarray, Scales]:
