@@ -22,6 +22,7 @@ _VERSIONS = (2, 3)
 _PLAIN = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _LENGTH = struct.Struct("<Q")  # of a string, before it
 _STRING, _ARRAY = 8, 9
+_LAYERS = 1024  # entries of a list that may be of layers; vocabularies have more
 _LARGEST = 2**31 - 1  # of any size of a tensor: what fits the int32 of kernels
 
 
@@ -46,7 +47,8 @@ class Header(NamedTuple):
 
     Attributes:
         architecture: what llama.cpp calls the family of the model.
-        settings: numbers and texts by their names; of a list only its length, as a range.
+        settings: numbers and texts by their names, and lists with a number for each layer, as tuples; of another list
+            only its length, as a range.
         tensors: by their names.
     """
 
@@ -160,7 +162,7 @@ class _Reader:
             raise _WrongError("a text of its header is not UTF-8") from None
 
     def _value(self, kind: int) -> Any:
-        """A value; a list is passed over."""
+        """A value; a list of texts, or a long one, is passed over."""
         if kind in _PLAIN:
             return self._number(_PLAIN[kind])
         if kind == _STRING:
@@ -168,6 +170,8 @@ class _Reader:
         if kind != _ARRAY:
             raise _WrongError(f"a setting of its header has the unknown type {kind}")
         inner, count = self._number("<I"), self._number("<Q")
+        if inner in _PLAIN and count <= _LAYERS:
+            return tuple(self._number(_PLAIN[inner]) for _ in range(count))
         if inner in _PLAIN:
             self._take(struct.calcsize(_PLAIN[inner]) * count)
         elif inner == _STRING:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from detgen.errors import DEMO, EngineError
 from detgen.models.families import FAMILIES
 from detgen.models.folders import EMBEDDED, Tensor, check_folder, local_place
-from detgen.models.gguf_header import read_header
+from detgen.models.gguf_header import Header, read_header
 
 _BITS = {"float32": 32.0, "bfloat16": 16.0, "q8": 8.5, "q4_k": 4.5}
 _TOWERS = re.compile(r"(^|\.)(embed_)?(vision|visual|audio)[a-z_]*\.|multi_modal_projector")  # which are not read
@@ -149,6 +149,18 @@ def _by_layer(settings: Mapping[str, Any]) -> int | None:
     return found or None
 
 
+def _by_layer_of(header: Header) -> int | None:
+    """The same of a GGUF file; None if its layers have heads of one size."""
+    said = {key.removeprefix(f"{header.architecture}."): value for key, value in header.settings.items()}
+    windows, heads = said.get("attention.sliding_window_pattern"), said.get("attention.head_count_kv")
+    if not isinstance(windows, tuple) or "attention.key_length_swa" not in said:
+        return None
+    counts = heads if isinstance(heads, tuple) else (heads,) * len(windows)
+    sizes = [_number(said, f"attention.key_length{'_swa' * bool(window)}") for window in windows]
+    own = len(windows) - _number(said, "attention.shared_kv_layers")
+    return 2 * 4 * sum(count * size for count, size in zip(counts[:own], sizes, strict=False) if type(count) is int)
+
+
 def _number(settings: Mapping[str, Any], *names: str) -> int:
     """The first setting of these names that is a number; 0 if none is."""
     return next((found for name in names if type(found := settings.get(name)) is int), 0)
@@ -195,6 +207,6 @@ def _gguf(name: str, place: Path) -> Known:
     family, tensors = header.architecture, header.tensors.values()
     attention = ("attention.key_length", "attention.head_count_kv")
     keys = ("block_count", "attention.head_count", "embedding_length", *attention)
-    kv = _kv(*(_number(header.settings, f"{family}.{key}") for key in keys))
+    kv = _by_layer_of(header) or _kv(*(_number(header.settings, f"{family}.{key}") for key in keys))
     parameters = sum(math.prod(entry.shape) for entry in tensors)
     return Known(name, f"GGUF {family}", True, parameters, sum(entry.size for entry in tensors), {}, kv)
