@@ -6,9 +6,8 @@ could change every output.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from detgen.models.description import describe
+from detgen.models.gguf_configs import ELSE, FACTORS, config_of, not_understood
 from detgen.models.gguf_header import Header
-from detgen.models.stored import Lying, Place, Reader, SideBySide, whole, without_weights
-from detgen.program.arrays import FLOAT32
+from detgen.models.stored import Lying, Place, Reader, SideBySide, turned, whole, without_weights
+from detgen.program.arrays import FLOAT32, floats
 from detgen.program.arrays import tensor as as_tensor
 
 if TYPE_CHECKING:
@@ -37,17 +37,17 @@ _LEFT_OUT = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
-# Weights of all experts, which parameters they are, and which part of these.
-_EXPERTS = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<part>gate|up|down)_exps\.weight")
-_PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": ("down_proj", 0)}
 # Layers of the models with 27 billion parameters, whose queries are divided by sqrt(hidden size / heads).
 _LARGEST = {"gemma2": 46, "gemma3": 62}
 _CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is loaded
-_FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
 # Architectures whose joined queries, keys and values lie in another order there, or whose experts' corrections are not
 # taken over.
 _OTHERWISE = {"bloom", "falcon", "minimax-m2"}
-_ELSE = "give the model as a folder in the Hugging Face layout"
+# Texts of the tokens that end a sequence, of which a file has one, by its architecture.
+_ENDS = {
+    "gpt-oss": ("<|return|>", "<|call|>", "<|endoftext|>"),
+    "gemma4": ("<eos>", "<turn|>", "<|tool_response>"),
+}
 
 
 def settings(path: Path, header: Header) -> tuple[Any, Any]:
@@ -56,13 +56,16 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
     Raises:
         ValueError: if the file has settings that are not understood here.
     """
-    from transformers import AutoConfig, AutoTokenizer, MixtralConfig
+    from transformers import AutoConfig, AutoTokenizer, MixtralConfig, TokenizersBackend
 
     from detgen.models.gguf_quickly import quick_gguf
 
+    config = config_of(header, path)
     # By itself, so that no file beside it has a say.
     with TemporaryDirectory() as folder, quick_gguf():
         (Path(folder) / "model.gguf").symlink_to(path.resolve())
+        if config is not None:
+            return config, TokenizersBackend.from_pretrained(folder, gguf_file="model.gguf")
         config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
     if config.model_type == "llama" and "llama.expert_count" in header.settings:  # llama.cpp calls Mixtral so, too
@@ -96,7 +99,7 @@ def _complete(config: Any, header: Header) -> None:
         elif not (name == "head_dim" and value == config.hidden_size // config.num_attention_heads) and (
             setting != "rope.scaling.type" or value != "none"
         ):
-            raise ValueError(f"its setting {key} = {value} is not understood here; {_ELSE}")
+            raise not_understood(key, value)
 
 
 def _stretch(config: Any, header: Header) -> set[str]:
@@ -117,50 +120,68 @@ def empty_model(
     Raises:
         ValueError: if the model is none that is known here, or the weights are not those that its settings describe.
     """
-    from transformers.modeling_gguf_pytorch_utils import (
-        TENSOR_PROCESSORS,
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-    )
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-    from detgen.models.gguf_quickly import quick_gguf
+    from detgen.models.gguf_names import Names
 
     model = without_weights(config, FLOAT32)
     if describe(model) is None or header.architecture in _OTHERWISE:
-        raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {_ELSE}")
+        raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {ELSE}")
     processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
-    with quick_gguf():
-        names = get_gguf_hf_weights_map(model, processor, {"mixtral": "llama"}.get(config.model_type))
-    wanted = dict(model.named_parameters())
+    names = Names(model, processor, header)
+    wanted, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     places: dict[str, Lying] = {}
     experts: dict[str, dict[int, Place]] = defaultdict(dict)
     for tensor, entry in header.tensors.items():
         place = Place(path, entry.kind, entry.shape, entry.at, tensor)
-        if tensor == _FACTORS:
-            _divide_frequencies(model, whole(place.read()))
+        if tensor == FACTORS:
+            if header.architecture != "gemma4":  # whose configuration says what they are
+                _divide_frequencies(model, whole(place.read()))
             continue
-        if part := _EXPERTS.fullmatch(tensor):
-            joined, at = _PARTS[part["part"]]
-            experts[f"model.layers.{int(part['layer'])}.mlp.experts.{joined}"][at] = place
+        if names.are_unread(tensor):
             continue
-        name = names.get(tensor)
-        if name not in wanted:
+        name, part = names.of(tensor)
+        if name is not None and name in buffers:
+            _check_shape(tensor, place.shape, buffers[name].shape)
+            buffers[name].data = as_tensor(floats(whole(place.read())))
+        elif name is None or name not in wanted:
             raise ValueError(f"its settings describe no such weights as {tensor}")
-        places[name], shape = _converted(place, processor, tensor)
-        _check_shape(tensor, shape, wanted[name].shape)
+        elif part is not None:
+            experts[name][part] = place
+        else:
+            places[name], shape = _converted(place, processor, tensor)
+            _check_shape(tensor, shape, wanted[name].shape)
     for name, parts in experts.items():
-        if name not in wanted:
-            raise ValueError(f"its settings describe no such weights as {parts.popitem()[1].name}")
-        of, rows, inputs = wanted[name].shape
-        count = 2 if name.endswith("gate_up_proj") else 1
-        for place in parts.values():
-            _check_shape(place.name, place.shape, (of, rows // count, inputs))
-        if len(parts) == count:
-            places[name] = SideBySide(tuple(parts[i] for i in range(count)))
+        if (joined := _joined(model, name, wanted[name].shape, parts)) is not None:
+            places[name] = joined
     if missing := sorted(wanted.keys() - places.keys()):
         raise ValueError(f"weights are missing: {missing[0]}")
     _check_rotation(model, header)
     return model, Reader(model, places, dtype)
+
+
+def _joined(model: Any, name: str, shape: Sequence[int], parts: Mapping[int, Place]) -> SideBySide | None:
+    """The weights of experts, or biases, of which a file has the parts; None if one is missing.
+
+    Args:
+        model: whose they are.
+        name: of the parameter.
+        shape: its sizes, which begin with the number of experts.
+        parts: by their numbers.
+
+    Raises:
+        ValueError: if one has another shape.
+    """
+    module, count = model.get_submodule(name.rpartition(".")[0]), 2 if "gate_up_proj" in name else 1
+    experts, *each = shape
+    other = turned(module) and len(each) > 1
+    outputs, *inputs = reversed(each) if other else each
+    for place in parts.values():
+        _check_shape(place.name, place.shape, (experts, outputs // count, *inputs))
+    if len(parts) < count:
+        return None
+    in_turns = count > 1 and not getattr(module, "is_concatenated", True)
+    return SideBySide(tuple(parts[i] for i in range(count)), in_turns, other)
 
 
 def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
@@ -177,7 +198,8 @@ def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]] 
                 return None
             if part.order is not None:
                 orders[part.name] = part.order
-        places[name] = {"tensors": [part.name for part in parts], "joined": isinstance(lying, SideBySide)}
+        joined = [lying.in_turns, lying.turned] if isinstance(lying, SideBySide) else None
+        places[name] = {"tensors": [part.name for part in parts], "joined": joined}
     return places, orders
 
 
@@ -196,7 +218,10 @@ def reader_of(
         return Place(path, entry.kind, entry.shape, entry.at, tensor, orders.get(tensor))
 
     found = {name: [place(tensor) for tensor in at["tensors"]] for name, at in places.items()}
-    lying = {name: SideBySide(tuple(of)) if places[name]["joined"] else of[0] for name, of in found.items()}
+    lying = {
+        name: of[0] if (joined := places[name]["joined"]) is None else SideBySide(tuple(of), *joined)
+        for name, of in found.items()
+    }
     return Reader(model, lying, dtype)
 
 
@@ -240,16 +265,21 @@ def _check_rotation(model: Any, header: Header) -> None:
     Raises:
         ValueError: with both sizes.
     """
+    if header.architecture == "gemma4":  # whose configuration has been checked, by kinds of layers
+        return
     asked = header.settings.get(f"{header.architecture}.rope.dimension_count")
     rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
     buffers = () if rotary is None or asked is None else rotary.named_buffers()
-    for turned in {2 * len(buffer) for name, buffer in buffers if name.endswith("inv_freq")}:
-        if turned != asked:
-            raise ValueError(f"its rotary embedding turns {asked} entries of a head, {turned} are understood; {_ELSE}")
+    for found in {2 * len(buffer) for name, buffer in buffers if name.endswith("inv_freq")}:
+        if found != asked:
+            raise ValueError(f"its rotary embedding turns {asked} entries of a head, {found} are understood; {ELSE}")
 
 
 def ends(header: Header, tokenizer: Any) -> frozenset[int]:
-    """Token ids that end a sequence: that of the tokenizer, and those of a turn and of a message."""
+    """Token ids that end a sequence: that of the tokenizer, those of a turn and of a message, and the family's own."""
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eom"))
     found = {tokenizer.eos_token_id, *(header.settings.get(key) for key in keys)}
+    if named := _ENDS.get(header.architecture):
+        known = tokenizer.get_vocab()
+        found |= {known.get(name) for name in named}
     return frozenset(int(i) for i in found if isinstance(i, int))

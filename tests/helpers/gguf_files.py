@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from detgen.bench.peers.gguf_file import write_gguf
+from detgen.kernels.input_batch import Window
+from detgen.machine import CPU
+from detgen.models.loading import LoadedModel, load_model
 from detgen.models.stored import turned
+from detgen.program.arrays import array
+from detgen.runner.preparing import prepare
 
 CONTROL, NORMAL = 3, 1
 
@@ -62,9 +68,7 @@ def drawn(config: Any, path: Path, folder: Path, settings: dict[str, Any]) -> Pa
     if "rope.freq_base" in names:
         told["rope.freq_base"] = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
     writer, g = gguf.GGUFWriter(path, kind), np.random.default_rng(0)
-    for key, value in (told | settings).items():
-        of = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
-        of[type(value)](f"{kind}.{key}", value)
+    _write_settings(writer, kind, told | settings)
     write_vocabulary(folder, writer)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     for tensor, name in sorted(get_gguf_hf_weights_map(model, processor).items()):
@@ -75,11 +79,58 @@ def drawn(config: Any, path: Path, folder: Path, settings: dict[str, Any]) -> Pa
             rows, rest = rest[0], [rows]
         noise = g.standard_normal([rows, *(n for n in rest if n > 1 or "conv" not in tensor)]).astype(np.float32)
         writer.add_tensor(tensor, 0.1 * noise + (not rest and not tensor.endswith("bias")))
+    return _finished(writer, path)
+
+
+def _write_settings(writer: Any, architecture: str, settings: Mapping[str, Any]) -> None:
+    of = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+    for key, value in settings.items():
+        of[type(value)](f"{architecture}.{key}", value)
+
+
+def _finished(writer: Any, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def written(
+    path: Path,
+    architecture: str,
+    settings: Mapping[str, Any],
+    tensors: Iterable[tuple[str, np.ndarray]],
+    write_tokenizer: Callable[[Any], None],
+    kind_of: Callable[[str], str] = lambda _: "F32",
+    *,
+    widened: bool = False,
+) -> Path:
+    """A GGUF file.
+
+    Args:
+        path: of the file.
+        architecture: llama.cpp's name of the family.
+        settings: of the architecture; those that are None are left out.
+        tensors: by their names, in float32; bytes are blocks in MXFP4.
+        write_tokenizer: writes the tokenizer.
+        kind_of: type of a matrix, by its name, as far as its rows are whole blocks of 32.
+        widened: whether it gets, in float32, what those of that type stand for.
+    """
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_settings(writer, architecture, {key: value for key, value in settings.items() if value is not None})
+    write_tokenizer(writer)
+    for name, numbers in tensors:
+        if numbers.dtype == np.uint8:
+            writer.add_tensor(name, numbers, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+            continue
+        fits = numbers.ndim > 1 and name.endswith("weight") and numbers.shape[-1] % 32 == 0
+        kind = gguf.GGMLQuantizationType[kind_of(name) if fits else "F32"]
+        stored = gguf.quants.quantize(np.ascontiguousarray(numbers), kind)
+        if widened:
+            stored, kind = gguf.dequantize(stored, kind).astype(np.float32), gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, stored, raw_dtype=kind)
+    return _finished(writer, path)
 
 
 def made(
@@ -107,3 +158,17 @@ def plain_model(folder: Path, path: Path) -> Path:
     """A copy of a model's folder, with a tokenizer that a GGUF file can hold."""
     shutil.copytree(folder, path)
     return plain_tokenizer(path)
+
+
+def loaded(path: Path) -> LoadedModel:
+    """A model, its weights as they are stored."""
+    return load_model(path, path.name, "auto", "none")
+
+
+def bits_of(loaded: LoadedModel, *, exactly: bool = True) -> np.ndarray:
+    """Logits of a pass of two windows; of quantized layers, inputs are rounded only if that is asked for."""
+    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).runners[0]
+    forward.cache.pages.lay_out(2, 128)
+    windows = [Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)]
+    with forward.decoder.exactly() if exactly else nullcontext():
+        return array(forward.run(windows)).copy()

@@ -21,7 +21,7 @@ import torch
 import transformers as hf
 from helpers.commands import invoke
 from helpers.families import DESCRIBED, ROWS
-from helpers.gguf_files import made, plain_model, plain_tokenizer
+from helpers.gguf_files import bits_of, loaded, made, plain_model, plain_tokenizer
 from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
 from transformers import modeling_gguf_pytorch_utils as by_package
@@ -34,17 +34,16 @@ from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.quantizing import Quantized
-from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
 from detgen.models.folders import model_files
 from detgen.models.gguf_header import check_gguf, read_header
 from detgen.models.gguf_kinds import NAMED
 from detgen.models.gguf_models import empty_model
 from detgen.models.gguf_quickly import QuickReader, quick_gguf
-from detgen.models.loading import LoadedModel, load_model, load_tokenizer
+from detgen.models.loading import load_model, load_tokenizer
 from detgen.models.stored import Place, whole
 from detgen.params import SamplingParams
-from detgen.program.arrays import array, floats
+from detgen.program.arrays import floats
 from detgen.program.experts import ExpertLinear
 from detgen.progress import Progress, Unobserved
 from detgen.run import RunConfig, run, work
@@ -70,19 +69,6 @@ LINES = (
     {"prompt": "def add(a, b):\n", "max_tokens": 12},
     {"messages": [{"role": "user", "content": "Name three rivers."}], "temperature": 0.9, "logprobs": 2},
 )
-
-
-def bits_of(loaded: LoadedModel) -> np.ndarray:
-    """Logits of a pass of two windows whose inputs are not rounded."""
-    forward = prepare(loaded, None, CPU, batch_size=2, kv_memory=8 << 20).runners[0]
-    forward.cache.pages.lay_out(2, 128)
-    windows = [Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)]
-    with forward.decoder.exactly():
-        return array(forward.run(windows)).copy()
-
-
-def loaded(path: Path) -> LoadedModel:
-    return load_model(path, path.name, "auto", "none")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,231 @@
+"""Configurations of families of whose GGUF files transformers says too little, or something else: GPT-OSS, Gemma 4.
+
+It takes no list with an entry for each layer, loses YaRN's numbers, and does not look at the kinds of layers. So these
+are made here of what a file says. Each of its settings has to be understood: one that is not could change every output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from detgen.models.gguf_header import Header
+from detgen.models.stored import Place, whole
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+ELSE = "give the model as a folder in the Hugging Face layout"
+FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
+
+_NEVER = 1e30  # the factor of a frequency by which nothing is rotated, or more
+_Value = TypeVar("_Value", int, float, str, bool)
+
+
+def not_understood(key: str, value: Any) -> ValueError:
+    """What is raised for a setting of a file."""
+    return ValueError(f"its setting {key} = {value} is not understood here; {ELSE}")
+
+
+class _Settings:
+    """What a file says of its architecture; what has been taken is understood.
+
+    Attributes:
+        layers: how many there are.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._prefix = f"{header.architecture}."
+        self._left = {
+            key.removeprefix(self._prefix): value
+            for key, value in header.settings.items()
+            if key.startswith(self._prefix)
+        }
+        self.layers = self.take("block_count", int)
+
+    def take(self, name: str, kind: type[_Value], default: _Value | None = None) -> _Value:
+        """A setting.
+
+        Raises:
+            ValueError: if it is of another kind, or is missing and has no default.
+        """
+        value = self._left.pop(name, default)
+        if value is None:
+            raise ValueError(f"its setting {self._prefix}{name} is missing; {ELSE}")
+        if type(value) is not kind:
+            raise self.misunderstood(name, value)
+        return value
+
+    def each(self, name: str, kind: type[_Value]) -> list[_Value]:
+        """A setting of each layer, or one for all of them; errors as `take`."""
+        value = self._left.get(name)
+        if not isinstance(value, tuple):
+            return [self.take(name, kind)] * self.layers
+        del self._left[name]
+        if len(value) != self.layers or any(type(one) is not kind for one in value):
+            raise self.misunderstood(name, value)
+        return list(value)
+
+    def agree(self, name: str, wanted: int) -> None:
+        """Take a setting that says once more what is known, as far as there is one; errors as `take`."""
+        if (value := self._left.pop(name, wanted)) != wanted:
+            raise self.misunderstood(name, value)
+
+    def misunderstood(self, name: str, value: Any) -> ValueError:
+        """What is raised for a setting."""
+        return not_understood(self._prefix + name, value)
+
+    def end(self) -> None:
+        """Refuse what is left."""
+        for name, value in self._left.items():
+            raise self.misunderstood(name, value)
+
+
+def config_of(header: Header, path: Path) -> PreTrainedConfig | None:
+    """The configuration of a file; None if that is for transformers.
+
+    Raises:
+        ValueError: names what is missing or not understood.
+    """
+    make = _FAMILIES.get(header.architecture)
+    if make is None:
+        return None
+    settings = _Settings(header)
+    config = make(settings, header, path)
+    settings.end()
+    return config
+
+
+def _common(of: _Settings, header: Header) -> dict[str, Any]:
+    """What both have."""
+    vocabulary = _rows(header, "token_embd.weight")
+    of.agree("vocab_size", vocabulary)
+    return {
+        "vocab_size": vocabulary,
+        "num_hidden_layers": of.layers,
+        "hidden_size": of.take("embedding_length", int),
+        "num_attention_heads": of.take("attention.head_count", int),
+        "max_position_embeddings": of.take("context_length", int),
+        "rms_norm_eps": of.take("attention.layer_norm_rms_epsilon", float),
+        "sliding_window": of.take("attention.sliding_window", int),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+
+
+def _rows(header: Header, tensor: str) -> int:
+    if tensor not in header.tensors:
+        raise ValueError(f"weights are missing: {tensor}")
+    return header.tensors[tensor].shape[0]
+
+
+def _gpt_oss(of: _Settings, header: Header, _: Path) -> PreTrainedConfig:
+    """Of GPT-OSS, whose experts' clamps and kinds of layers are always the same."""
+    from transformers import GptOssConfig
+
+    common = _common(of, header)
+    size = of.take("attention.key_length", int, common["hidden_size"] // common["num_attention_heads"])
+    inner = of.take("expert_feed_forward_length", int)
+    for name, wanted in (
+        ("attention.value_length", size),
+        ("rope.dimension_count", size),
+        ("feed_forward_length", inner),
+    ):
+        of.agree(name, wanted)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": of.take("rope.freq_base", float)}
+    kind = of.take("rope.scaling.type", str, "none")
+    if kind == "yarn":
+        rope |= {
+            "rope_type": kind,
+            "factor": of.take("rope.scaling.factor", float),
+            "original_max_position_embeddings": of.take("rope.scaling.original_context_length", int),
+            "beta_fast": of.take("rope.scaling.yarn_beta_fast", float, 32.0),
+            "beta_slow": of.take("rope.scaling.yarn_beta_slow", float, 1.0),
+            "truncate": False,  # which files cannot say, and all checkpoints do
+        }
+    elif kind != "none":
+        raise of.misunderstood("rope.scaling.type", kind)
+    return GptOssConfig(
+        **common,
+        head_dim=size,
+        num_key_value_heads=of.take("attention.head_count_kv", int),
+        intermediate_size=inner,
+        num_local_experts=of.take("expert_count", int),
+        num_experts_per_tok=of.take("expert_used_count", int),
+        rope_parameters=rope,
+    )
+
+
+def _gemma4(of: _Settings, header: Header, path: Path) -> PreTrainedConfig:
+    """Of the text part of Gemma 4."""
+    from transformers import Gemma4TextConfig
+
+    windows = of.each("attention.sliding_window_pattern", bool)
+    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+    heads, own = of.each("attention.head_count_kv", int), of.layers - of.take("attention.shared_kv_layers", int, 0)
+    values = (f"blk.{i}.attn_v.weight" for i, window in enumerate(windows[:own]) if not window)
+    keys_are_values = not any(name in header.tensors for name in values)
+    of_full, of_windows = heads[-1], heads[windows.index(True)] if any(windows) else heads[-1]
+    by_kind = [of_windows if window else of_full for window in windows]
+    if heads != by_kind or (of_full != of_windows and not keys_are_values):
+        raise of.misunderstood("attention.head_count_kv", tuple(heads))
+    sizes = {window: of.take(f"attention.key_length{'_swa' * window}", int) for window in (False, True)}
+    for window, size in sizes.items():
+        for name in ("attention.value_length", "rope.dimension_count"):
+            of.agree(f"{name}{'_swa' * window}", size)
+    widths = of.each("feed_forward_length", int)
+    doubled = own < of.layers and widths[-1] == 2 * widths[0]
+    if widths != [widths[0] * (1 + (doubled and i >= own)) for i in range(of.layers)]:
+        raise of.misunderstood("feed_forward_length", tuple(widths))
+    experts, by_token = of.take("expert_count", int, 0), of.take("embedding_length_per_layer_input", int, 0)
+    more: dict[str, Any] = {}
+    if experts:
+        more |= {"num_experts": experts, "top_k_experts": of.take("expert_used_count", int)}
+        more |= {"enable_moe_block": True, "moe_intermediate_size": of.take("expert_feed_forward_length", int)}
+    if by_token:
+        more |= {"vocab_size_per_layer_input": _rows(header, "per_layer_token_embd.weight")}
+    config = Gemma4TextConfig(
+        **_common(of, header),
+        **more,
+        layer_types=list(kinds),
+        head_dim=sizes[True],
+        global_head_dim=sizes[False],
+        num_key_value_heads=of_windows,
+        num_global_key_value_heads=of_full,
+        attention_k_eq_v=keys_are_values,
+        num_kv_shared_layers=of.layers - own,
+        intermediate_size=widths[0],
+        use_double_wide_mlp=doubled,
+        hidden_size_per_layer_input=by_token,
+        final_logit_softcapping=of.take("final_logit_softcapping", float, 0.0) or None,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": of.take("rope.freq_base_swa", float, 1e4)},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": of.take("rope.freq_base", float),
+                "partial_rotary_factor": _share(header, path, sizes[False] // 2),
+            },
+        },
+    )
+    if config.layer_types != kinds:  # the last one is made to see everything
+        raise of.misunderstood("attention.sliding_window_pattern", tuple(windows))
+    return config
+
+
+def _share(header: Header, path: Path, frequencies: int) -> float:
+    """Which share of frequencies rotates: a file has a factor of each, 1 of those, and then a huge one of the others.
+
+    Raises:
+        ValueError: if it has others, or none.
+    """
+    if FACTORS not in header.tensors:
+        raise ValueError(f"weights are missing: {FACTORS}")
+    entry = header.tensors[FACTORS]
+    factors = whole(Place(path, entry.kind, entry.shape, entry.at, FACTORS).read())
+    count = int((factors == 1).sum())
+    if factors.shape != (frequencies,) or (factors[:count] != 1).any() or (factors[count:] < _NEVER).any():
+        raise ValueError(f"its {FACTORS} divides frequencies in a way that is not understood here; {ELSE}")
+    return min((count + 0.5) / frequencies, 1.0)  # so that what is rounded down is the number that it was
+
+
+_FAMILIES: dict[str, Callable[[_Settings, Header, Path], PreTrainedConfig]] = {"gpt-oss": _gpt_oss, "gemma4": _gemma4}

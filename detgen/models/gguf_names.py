@@ -1,0 +1,53 @@
+"""Which parameters the tensors of a GGUF file are: by the tables of transformers and the gguf package, and beyond."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from detgen.models.gguf_header import Header
+from detgen.models.gguf_quickly import quick_gguf
+
+# What all experts have, which parameters it belongs to, and which part of these it is.
+_EXPERTS = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<part>gate|up|down)_exps\.(?P<kind>weight|bias)")
+_PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": ("down_proj", 0)}
+_SUFFIXES = {"weight": "", "bias": "_bias"}
+# Factors of Gemma 4's routers, of which the tables know nothing.
+_FACTORS = re.compile(r"blk\.(?P<layer>\d+)\.(?P<of>ffn_gate_inp|ffn_down_exps)\.scale")
+_FACTORS_OF = {"ffn_gate_inp": "scale", "ffn_down_exps": "per_expert_scale"}
+# What layers have, too, that see the keys and values of others.
+_UNREAD = re.compile(r"blk\.(?P<layer>\d+)\.attn_(k|v|k_norm)\.weight")
+
+
+class Names:
+    """Names of parameters by those of tensors.
+
+    Args:
+        model: of transformers.
+        processor: by which transformers changes the tensors of its family.
+        header: of the file.
+    """
+
+    def __init__(self, model: Any, processor: Any, header: Header) -> None:
+        from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+        config, self._gemma4 = model.config, header.architecture == "gemma4"
+        with quick_gguf():
+            self._known = get_gguf_hf_weights_map(model, processor, {"mixtral": "llama"}.get(config.model_type))
+        self._own = config.num_hidden_layers - getattr(config, "num_kv_shared_layers", 0)
+
+    def are_unread(self, tensor: str) -> bool:
+        """Whether no one reads a tensor: keys and values of a layer that sees those of others."""
+        found = _UNREAD.fullmatch(tensor)
+        return found is not None and int(found["layer"]) >= self._own
+
+    def of(self, tensor: str) -> tuple[str | None, int | None]:
+        """The parameter, or the buffer, that a tensor is, None if it is none; and which part of experts', or None."""
+        if found := _EXPERTS.fullmatch(tensor):
+            joined, part = _PARTS[found["part"]]
+            within = "experts" if self._gemma4 else "mlp.experts"
+            return f"model.layers.{int(found['layer'])}.{within}.{joined}{_SUFFIXES[found['kind']]}", part
+        if self._gemma4 and (found := _FACTORS.fullmatch(tensor)):
+            return f"model.layers.{int(found['layer'])}.router.{_FACTORS_OF[found['of']]}", None
+        # The tables have no suffix for parameters of layers that are no modules'.
+        return self._known.get(tensor) or self._known.get(tensor.removesuffix(".weight")), None
