@@ -145,7 +145,7 @@ class Recent(DynamicCache):
         self.window = window
 
     def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add a layer's keys and values; returns all that the new rows may attend to."""
         keys, values = super().update(keys, values, layer)

@@ -58,7 +58,8 @@ def _falcon(module: Any) -> Heads:
 
 def _gptj(module: Any) -> Heads:
     heads = int(module.num_attention_heads)
-    return Heads(heads, heads, module.head_dim, 1 / float(module.scale_attn))
+    before_5_24 = getattr(module, "scale_attn", None)
+    return Heads(heads, heads, module.head_dim, module.scaling if before_5_24 is None else 1 / before_5_24)
 
 
 def _of(module: Any, name: str) -> Callable[..., torch.Tensor]:
