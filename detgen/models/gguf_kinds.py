@@ -178,12 +178,10 @@ def _iq4_xs(x: np.ndarray) -> tuple[np.ndarray, Scales]:
 
 
 def _mxfp4(x: np.ndarray, together: int = 16) -> tuple[np.ndarray, Scales]:
-    """Scales are 2^(e - 128), as numbers are twice those of E2M1."""
+    """Scales are 2^(e - 128), as numbers are twice those of E2M1; 255 is no number."""
     exponents = x[:, :1].astype(np.int32)
-    bits = np.where(exponents < 2, 1 << 21 + exponents % 2, (exponents - 1) << 23).astype(
-        np.int32
-    )  # the first two are subnormal
-    steps = bits.view(np.float32).astype(BFLOAT16)
+    bits = np.where(exponents < 2, 1 << 21 + exponents % 2, (exponents - 1) << 23)  # the first two are subnormal
+    steps = np.where(exponents == 255, np.float32(np.nan), bits.astype(np.int32).view(np.float32)).astype(BFLOAT16)
     return _levels(Storage.MICRO, _planes(x[:, 1:], 4, together)), Scales(steps=steps, storage=Storage.BFLOAT)
 
 

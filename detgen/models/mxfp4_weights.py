@@ -22,7 +22,6 @@ from detgen.program.arrays import FLOAT32
 from detgen.program.operands import GROUP
 
 _BYTES = GROUP // 2  # of a block
-_NONE = 255  # the scale that is no number
 
 
 def is_mxfp4(config: Any) -> bool:
@@ -61,15 +60,15 @@ class InMicro(NamedTuple):
         """The weight, or some consecutive experts of it.
 
         Raises:
-            EngineError: as `Place.read`; if a scale is no number.
+            EngineError: as `Place.read`.
         """
         scales = whole(self.scales.read(rows))
-        if (scales == _NONE).any():
-            raise EngineError(
-                f"{self.scales.path.name}: the tensor {self.scales.name} is damaged: a scale is no number"
-            )
         blocks = np.concatenate([scales[..., None], whole(self.blocks.read(rows))], -1)
-        found, outer = MXFP4_IN_PAIRS.read(blocks.reshape(-1, blocks.shape[-1])), scales.shape[:-1]
+        try:
+            found = MXFP4_IN_PAIRS.read(blocks.reshape(-1, blocks.shape[-1]))
+        except ValueError as error:
+            raise EngineError(f"{self.scales.path.name}: the tensor {self.scales.name} is damaged: {error}") from None
+        outer = scales.shape[:-1]
         return found._replace(
             whole=found.whole.reshape(*outer, -1), scales=found.scales.each(lambda x: x.reshape(*outer, -1))
         )

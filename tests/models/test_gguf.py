@@ -65,6 +65,7 @@ UNITS: dict[str, tuple[int, ...]] = {  # where in a block the units are, or scal
     **{"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,)},
     **{"Q6_K": (208,), "MXFP4": ()},
 }
+NO_NUMBER = 255  # among the scales of MXFP4
 LINES = (
     {"prompt": "def add(a, b):\n", "max_tokens": 12},
     {"messages": [{"role": "user", "content": "Name three rivers."}], "temperature": 0.9, "logprobs": 2},
@@ -114,6 +115,8 @@ def blocks_of(kind: str, count: int, seed: int = 1) -> np.ndarray:
         numbers = random.standard_normal((count, 1)).astype(np.float32)
         return gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[kind]).view(np.uint8).reshape(count, -1)
     blocks = random.integers(0, 256, (count, NAMED[kind].size), dtype=np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] %= NO_NUMBER
     for at in UNITS.get(kind, (0,)):
         blocks[:, at : at + 2] = random.standard_normal((count, 1)).astype(np.float16).view(np.uint8)
     return blocks
@@ -141,6 +144,14 @@ def test_a_scale_that_is_not_finite(tmp_path: Path, kind: str, number: float) ->
         (tmp_path / "weights").write_bytes(data.tobytes())
         with pytest.raises(EngineError, match=r"^weights: the tensor output is damaged: a scale is infinite"):
             Place(tmp_path / "weights", kind, (1, 512), 0, "output").read()
+
+
+def test_a_scale_of_mxfp4_that_is_no_number(tmp_path: Path) -> None:
+    data = blocks_of("MXFP4", 16)
+    data[-1, 0] = NO_NUMBER
+    (tmp_path / "weights").write_bytes(data.tobytes())
+    with pytest.raises(EngineError, match=r"^weights: the tensor output is damaged: a scale is infinite"):
+        Place(tmp_path / "weights", "MXFP4", (1, 512), 0, "output").read()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -91,7 +91,7 @@ EXPERTS = "model.layers.1.mlp.experts"
     [
         (lambda x: x.pop(f"{EXPERTS}.down_proj_scales"), "down_proj_blocks: .*down_proj_scales, .* is missing"),
         (lambda x: x.pop(f"{EXPERTS}.down_proj_blocks"), "down_proj_scales: nothing says what its numbers mean"),
-        (lambda x: x[f"{EXPERTS}.down_proj_scales"].fill_(255), "down_proj_scales is damaged: a scale is no number"),
+        (lambda x: x[f"{EXPERTS}.down_proj_scales"].fill_(255), "down_proj_scales is damaged: a scale is infinite"),
         (
             lambda x: x.update({f"{EXPERTS}.down_proj_blocks": x[f"{EXPERTS}.down_proj_blocks"][..., :8].contiguous()}),
             r"down_proj_blocks has the shape \[5, 96, 3, 8\], and its scales \[5, 96, 3\]",
