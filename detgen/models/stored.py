@@ -280,6 +280,15 @@ def _is_plain(place: Lying) -> bool:
     return all(isinstance(part, Place | SideBySide) for part in parts)
 
 
+def damaged(model: nn.Module, read: Read) -> str | None:
+    """The first tensor with an entry that is infinite or no number, as its file calls it; None if there is none."""
+    for name, parameter in model.named_parameters():
+        if not np.isfinite(floats(whole(read(parameter)))).all():
+            place = read.places[name] if isinstance(read, Reader) else None
+            return place.name if isinstance(place, Place) else name
+    return None
+
+
 def fill(model: Any, read: Read, dtype: np.dtype[Any] | None = None) -> None:
     """Give a model its weights, in memory and in that number format; None leaves those in which they are read."""
     from torch import nn

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from detgen.models.attaching import attach
 from detgen.models.explained import explained
 from detgen.models.loading import LoadedModel
 from detgen.models.own_forward import OwnForward
+from detgen.models.stored import damaged
 from detgen.runner.deep_forward import depth_of
 from detgen.runner.reference import reference_logits
 
@@ -21,10 +23,12 @@ def ask(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool) -> OwnFo
         compared: whether packed passes are to be compared with it.
 
     Raises:
-        EngineError: if it is not supported.
+        EngineError: if it is not supported, or its logits are not finite because a weight is not.
     """
     # Some settings turn out to be impossible in a model's first pass only.
     with explained(loaded.name):
         reference = reference_logits(model, loaded.vocabulary, loaded.form, loaded.read) if compared else None
+        if reference is not None and not np.isfinite(reference).all() and (name := damaged(model, loaded.read)):
+            raise ValueError(f"its tensor {name} has entries that are infinite or no numbers; fetch it again")
         layout = attach(model, loaded.name)
         return OwnForward(layout, reference, depth_of(loaded, model, layout) if compared else None)

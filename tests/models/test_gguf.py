@@ -154,6 +154,16 @@ def test_a_scale_of_mxfp4_that_is_no_number(tmp_path: Path) -> None:
         Place(tmp_path / "weights", "MXFP4", (1, 512), 0, "output").read()
 
 
+@pytest.mark.parametrize(("number", "place"), [(np.inf, "blk.0.attn_q.weight"), (np.nan, "blk.1.ffn_norm.weight")])
+def test_a_weight_that_is_not_finite(file: Path, tmp_path: Path, number: float, place: str) -> None:
+    """Of weights that are stored as they are, a model's first pass says that some are wrong."""
+    content, at = bytearray(file.read_bytes()), read_header(file, "x").tensors[place].at
+    content[at + 40 : at + 44] = np.float32(number).tobytes()
+    (tmp_path / "bad.gguf").write_bytes(content)
+    with pytest.raises(EngineError, match=f"cannot load the model bad: its tensor {place} has entries that are inf"):
+        prepare(load_model(tmp_path / "bad.gguf", "bad", "auto", "none"), None, CPU, batch_size=1, kv_memory=8 << 20)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_gives_the_bits_of_the_folder(family: str, random_model: Callable[..., Path], tmp_path: Path) -> None:
     """Rows in llama.cpp's order, heads of another size, biases, a tied output layer."""
