@@ -253,7 +253,7 @@ def test_it_opens_with_pictures(page: Element, log: Log) -> None:
     """What ran, how fast, how many drafts stood, three requests with their windows; words after."""
     names = [section.attributes["aria-labelledby"] for section in direct(page.one("main"), "section")]
     assert names == ["errors", "ran", "speed", "acceptance", "requests", "words", "margins", "terms"]
-    assert [h.text for h in page.one("ol", id="totals").all("h3")] == ["Read", "Guessed", "Checked", "Written"]
+    assert [h.text for h in page.one("ol", id="totals").all("h3")] == ["Read", "Drafted", "Verified", "Written"]
     assert len(list(page.one("section", **{"aria-labelledby": "requests"}).all("section"))) == 3
     passes = dict(page.one(id="passes").rows())
     rounds = number(passes["this run"])
