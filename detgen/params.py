@@ -92,7 +92,7 @@ def _json_schema(value: Any) -> Any:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"guided_json is no JSON: {error}") from None
+            raise RequestError(f"guided_json is not JSON: {error}") from None
         if isinstance(value, str):
             raise RequestError(f"guided_json must be a JSON schema, an object or its text, got {shown(value)}")
     try:
@@ -109,7 +109,7 @@ def _schema_file(path: str) -> str:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON schema, which is an object, got {shown(value)}")
     return text

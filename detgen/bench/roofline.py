@@ -117,7 +117,7 @@ def place_all(rows: list[Row], weights: float | None, roof: Roof, dtype: str) ->
         reached = getattr(most, share) * bounds.pop(key)
         notes.append(
             f"{name} reached {roof[key] / 1e9:,.1f} {unit} when the machine was measured, but {most.label} reaches"
-            f" {reached / 1e9:,.1f}: it is no bound, so no shares of it are given"
+            f" {reached / 1e9:,.1f}: it is not a bound, so no shares of it are given"
         )
         for row in measured:
             setattr(row, share, None)

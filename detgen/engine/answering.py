@@ -60,7 +60,9 @@ class Answering:
         try:
             place = self._misfit(function["parameters"], call.arguments)
         except BoundsError:
-            return call._replace(error=f"the parameters of {call.name} are no schema that arguments can be checked by")
+            return call._replace(
+                error=f"the parameters of {call.name} are not a schema that arguments can be checked against"
+            )
         if place is None:
             return call
         return call._replace(error=f"the arguments do not fit the parameters of {call.name}: {place}")

@@ -37,7 +37,7 @@ class Request:
         messages: a chat, rendered with the tokenizer's chat template.
         token_ids: a tokenized prompt.
         tools: what a chat may call, given to the chat template.
-        tool_choice: whether it calls them: "auto" (the model decides), "none" (what it writes is no call),
+        tool_choice: whether it calls them: "auto" (the model decides), "none" (what it writes is not a call),
             "required", or the one that it must call, as the OpenAI API names it.
         parallel_tool_calls: whether an answer may have several calls.
         chat_template_kwargs: further variables of the chat template.

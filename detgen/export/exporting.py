@@ -93,7 +93,7 @@ def _prompts(
     try:
         prompts = prompts_of(folder, manifest, given)
         if prompts.inspect().sha256 != manifest["input"]["sha256"]:
-            raise PromptsError(f"{prompts.given} is not what the run read: its SHA-256 is another")
+            raise PromptsError(f"{prompts.given} is not what the run read: its SHA-256 is different")
     except PromptsError as error:
         if needed or given is not None:
             raise PromptsError(f"cannot read the run's prompts: {error}; name them as PROMPTS") from None

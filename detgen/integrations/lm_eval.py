@@ -184,7 +184,7 @@ class DetgenLM(TemplateLM):
         elif "temperature" not in named:
             named["temperature"] = 1.0
         if unknown := named.keys() - PARAMETERS.keys():
-            raise RequestError(f"{', '.join(sorted(unknown))}: detgen has no such parameter of a generation")
+            raise RequestError(f"{', '.join(sorted(unknown))}: detgen has no such generation parameter")
         stop = named.pop("stop", ())
         params = SamplingParams(stop=tuple(s for s in ([stop] if isinstance(stop, str) else stop) if s), **named)
         room = self.max_length - params.max_tokens

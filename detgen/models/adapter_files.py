@@ -32,7 +32,7 @@ _REFUSED = {
     "arrow_config": "several adapters that tokens are routed to",
     "layer_replication": "layers that are there several times",
     "megatron_config": "layers of Megatron",
-    "target_parameters": "factors of parameters that are no linear layers, such as experts",
+    "target_parameters": "factors of parameters that are not linear layers, such as experts",
     "trainable_token_indices": "tokens with embeddings of their own",
 }
 # Settings that say how the factors were trained or found, or what tensors and modules say better.
@@ -135,7 +135,7 @@ def _check(folder: Path, name: str) -> Adapter:
         if match := _FACTOR.fullmatch(own):
             parts.setdefault(match["module"], {})[match["part"]] = tensor
         elif "lora_" in own:
-            what = "of an embedding" if "lora_embedding_" in own else "which is no factor of a linear layer"
+            what = "of an embedding" if "lora_embedding_" in own else "which is not a factor of a linear layer"
             raise WrongFileError(f"{WEIGHTS}: {tensor.name}, {what}, cannot be merged here{_MERGED}")
         else:  # of a layer that has factors, too, it may be what they are added to
             replaced[own.replace(".base_layer.", ".")] = tensor
@@ -186,7 +186,7 @@ def _check_pattern(key: str, pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise WrongFileError(f"{CONFIG}: {key}: {shown(pattern)} is no regular expression: {error}") from None
+        raise WrongFileError(f"{CONFIG}: {key}: {shown(pattern)} is not a regular expression: {error}") from None
     if len(pattern) > _LONGEST or repeated > _MOST or re.search(r"\)[*+?{]", pattern):
         raise WrongFileError(
             f"{CONFIG}: {key}: {shown(pattern)} could take forever; write it with at most {_MOST} repetitions,"

@@ -293,7 +293,7 @@ def _state(folder: Path, said: Tensor) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise _wrong(said, "it is not JSON") from None
     if not isinstance(state, dict):
-        raise _wrong(said, "it is no object")
+        raise _wrong(said, "it is not an object")
     return state
 
 

@@ -332,10 +332,10 @@ def tensors_of(path: Path, length: int) -> list[Tensor]:
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
         if length < 8 or header > min(length - 8, _LARGEST_HEADER):
-            raise WrongFileError(f"{path.name}: it is cut short, or no safetensors file")
+            raise WrongFileError(f"{path.name}: it is cut short, or not a safetensors file")
         found = _parse(path.name, file.read(header), partial(_once, path.name))
     if not isinstance(found, dict):
-        raise WrongFileError(f"{path.name}: its header is no object")
+        raise WrongFileError(f"{path.name}: its header is not an object")
     found.pop("__metadata__", None)
     first = 8 + header
     tensors = []

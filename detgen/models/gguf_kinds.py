@@ -57,7 +57,7 @@ class Kind(NamedTuple):
         with np.errstate(all="ignore"):
             finite = all(np.isfinite(found).all() for found in scales.floats() if found is not None)
         if not finite:
-            raise ValueError("a scale is infinite or no number")
+            raise ValueError("a scale is infinite or not a number")
         return Quantized(whole, scales, self.storage)
 
 

@@ -55,8 +55,8 @@ def _fetch(name: str, observer: Observer, *, trusted: bool) -> Path:
         raise EngineError(f"cannot load the model {name}: its owner must grant you access: {_line(error)}") from error
     except RepositoryNotFoundError as error:
         raise EngineError(
-            f"cannot load the model {name} (not a local folder, and not available from the hub): there is none of this"
-            " name, or it is private and you are not logged in"
+            f"cannot load the model {name} (not a local folder, and not available from the hub): there is no model"
+            " of this name, or it is private and you are not logged in"
         ) from error
     except Exception as error:  # whatever the network does
         return _cached(name, _line(error))

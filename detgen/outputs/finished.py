@@ -84,7 +84,7 @@ def output_lines(file: BinaryIO, path: Path, sha256: str) -> Iterator[Line]:
             raise OutputError(f"{path}:{number} is not a line of a run; restore the file, or run again")
         yield line
     if digest.hexdigest() != sha256:
-        raise OutputError(f"{path} is not what the run wrote: its SHA-256 is another; restore the file, or run again")
+        raise OutputError(f"{path} is not what the run wrote: its SHA-256 is different; restore the file, or run again")
 
 
 def beside(items: Iterable[Request | BadLine], lines: Iterable[Line]) -> Iterator[tuple[Request | BadLine, list[Line]]]:

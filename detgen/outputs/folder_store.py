@@ -162,7 +162,7 @@ class FolderStore(Store):
         self._opened = {name: found[:2] for name, found in self._known.items() if found is not None}
         own, here = self._directory.look(STORE), self._folder.store
         if own is None or not here.exists() or not os.path.samestat(own, here.stat()):
-            raise OutputError(f"{here} was exchanged while it was opened; {_RESUME}")
+            raise OutputError(f"{here} was replaced while it was being opened; {_RESUME}")
 
     def _has(self, name: str) -> bool:
         found = self._directory.look(name)

@@ -76,7 +76,7 @@ class Store:
         for place in (self.path, *(self.path.with_name(name) for name in beside(self.path.name))):
             # SQLite would wait for a pipe, and make what a dangling link names.
             if not _is_file_or_free(place):
-                raise StoreError(f"{place} is no file, so no store of detgen can be there; name another folder")
+                raise StoreError(f"{place} is not a file, so it cannot be a store of detgen; name another folder")
         with self.watched():
             uri = f"file:{quote(str(self.path.absolute()))}"
             self.db = sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)
@@ -202,7 +202,7 @@ class Store:
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             if name == "SQLITE_NOTADB":
-                message = f"{self.path} is no store of detgen; name another folder, or move it"
+                message = f"{self.path} is not a store of detgen; name another folder, or move it"
                 raise self.failed(StoreError(message, True)) from None
             remedy = next((what for start, what in _REMEDIES if name.startswith(start)), None)
             words = remedy or ("delete it" if name else "name another folder")

@@ -137,7 +137,7 @@ def _content(record: dict[str, Any]) -> dict[str, Any]:
     for key, empty in CHAT_KEYS.items():
         value = record.get(key)
         if value is not None and value != empty and (value or type(value) is not type(empty)):
-            raise RequestError(f'{key} needs messages; leave it out, or put it into "metadata" if it is no setting')
+            raise RequestError(f'{key} needs messages; leave it out, or put it into "metadata" if it is not a setting')
     return {"prompt": record["prompt"]} if given[0] == "prompt" else {"token_ids": tuple(record["prompt_token_ids"])}
 
 

@@ -119,7 +119,7 @@ OTHER_NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "repeat_penalty": ("repetition_penalty", (1,)),
 }
 
-_REMEDY = 'leave it out, or put it into "metadata" if it is no setting'
+_REMEDY = 'leave it out, or put it into "metadata" if it is not a setting'
 
 
 def check_supported(record: dict[str, Any], request: Request) -> None:
@@ -133,7 +133,7 @@ def check_supported(record: dict[str, Any], request: Request) -> None:
             continue
         if key in OTHER_NAMES:
             name, neutral = OTHER_NAMES[key]
-            reason = f'{key} is called {name} here; rename it, or put it into "metadata" if it is no setting'
+            reason = f'{key} is called {name} here; rename it, or put it into "metadata" if it is not a setting'
         elif key in UNSUPPORTED or key.startswith("guided_"):
             neutral, why = UNSUPPORTED.get(key, ((), _FORMAT))
             reason = f"{key} is not supported: {why}; {_REMEDY}"

@@ -195,7 +195,7 @@ def _columns(lines: list[bytes]) -> dict[str, np.ndarray]:
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(raw) + 1)
     table = arrow_json.read_json(pa.BufferReader(raw), read_options=options, parse_options=_PARSING)
     if table.num_rows != len(lines):
-        raise ValueError("not a line an entry")
+        raise ValueError("not one line per entry")
     found = {}
     for name in (*_WHOLE, *_CODES):
         column = table[name]
@@ -217,7 +217,7 @@ def _columns(lines: list[bytes]) -> dict[str, np.ndarray]:
         with np.errstate(over="ignore"):
             found[name] = table[name].to_numpy().astype(np.float32).astype(np.float64)
         if np.isinf(found[name]).any():
-            raise ValueError("a number above all of float32")
+            raise ValueError("a number too large for float32")
     return found
 
 

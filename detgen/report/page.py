@@ -34,7 +34,7 @@ def check_place(path: Path) -> None:
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another file with -o") from None
     if head and MARK.encode() not in head:
-        raise OutputError(f"{path} is no page of detgen report; choose another file with -o")
+        raise OutputError(f"{path} was not written by detgen report; choose another file with -o")
 
 
 def write(report: Report, path: Path) -> int:

@@ -231,7 +231,7 @@ def _generate(
                 )
         observer.message(f"{damage} while the run wrote it; it is written again from the store")
     raise RunError(
-        f"{damage} again and again while the run wrote it; nothing is lost: end whatever does that, then run the same"
+        f"{damage} again and again while the run wrote it; nothing is lost: stop whatever does that, then run the same"
         " command again"
     )
 

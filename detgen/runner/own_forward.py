@@ -29,6 +29,6 @@ def ask(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool) -> OwnFo
     with explained(loaded.name):
         reference = reference_logits(model, loaded.vocabulary, loaded.form, loaded.read) if compared else None
         if reference is not None and not np.isfinite(reference).all() and (name := damaged(model, loaded.read)):
-            raise ValueError(f"its tensor {name} has entries that are infinite or no numbers; fetch it again")
+            raise ValueError(f"its tensor {name} has an entry that is infinite or not a number; fetch it again")
         layout = attach(model, loaded.name)
         return OwnForward(layout, reference, depth_of(loaded, model, layout) if compared else None)

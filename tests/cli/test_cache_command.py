@@ -59,7 +59,7 @@ def test_prune(cache: Path) -> None:
         (["info", "no"], "there is no cache in no; detgen run --cache no makes one"),
         (["info"], "there is no cache in {xdg}/detgen; detgen run --cache auto makes one"),
         (["prune", "no"], "there is no cache in no;"),
-        (["info", "text"], f"text/{STORE} is no store of detgen; name another folder, or move it"),
+        (["info", "text"], f"text/{STORE} is not a store of detgen; name another folder, or move it"),
         (["prune", "cache", "--older-than", "30"], "'30' is not a time such as 30d, 12h or 2w (s, m, h, d, w)"),
         (["prune", "cache", "--max-size", "much"], "'much' is not an amount of memory"),
         (["shrink"], "No such command 'shrink'"),

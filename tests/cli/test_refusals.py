@@ -42,7 +42,7 @@ CASES = {
     "run p.jsonl --json-schema not.json": '--json-schema is refused: Unimplemented keys: ["not"]',
     "run p.jsonl --json-schema no.json": "cannot read no.json: No such file or directory",
     "run p.jsonl --json-schema list.json": "list.json must hold a JSON schema, which is an object, got [1]",
-    "run p.jsonl --json-schema void.json": "void.json is no JSON: Expecting value: line 1 column 1 (char 0)",
+    "run p.jsonl --json-schema void.json": "void.json is not JSON: Expecting value: line 1 column 1 (char 0)",
     "run p.jsonl --regex (a": "--regex is refused: invalid regular expression: ",
     "run p.jsonl --choice a --ignore-eos": "--ignore-eos cannot be combined with --choice: a text that fits ends",
     "run p.jsonl --choice a --regex b": "both --regex and --choice are given; give one of them",

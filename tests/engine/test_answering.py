@@ -86,7 +86,7 @@ def answer(tokenizer: Any, text: str, prompt: str = "hi", template: str = MARKED
             (
                 '{"name": "f", "arguments": {"n": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"}}',
                 {"strict": True, "parameters": {"properties": {"n": broken}}},
-                "the parameters of f are no schema that arguments can be checked by",
+                "the parameters of f are not a schema that arguments can be checked against",
             )
             for broken in ({"type": "x"}, {"$ref": "http://127.0.0.1/x"}, {"$ref": "#/y"}, {"pattern": "^(a+)+$"})
         ),

@@ -168,7 +168,7 @@ def test_other_prompts_are_refused(tmp_path: Path, out: Path, prompts: Path) -> 
     other = tmp_path / "other.jsonl"
     other.write_text(prompts.read_text() + "\n")
     for form in FORMS:
-        with pytest.raises(PromptsError, match=r"other\.jsonl is not what the run read: its SHA-256 is another"):
+        with pytest.raises(PromptsError, match=r"other\.jsonl is not what the run read: its SHA-256 is different"):
             export(out, form, tmp_path / "x", other)
     assert not (tmp_path / "x").exists()
 
@@ -195,7 +195,7 @@ REFUSED: list[tuple[Callable[[Path], Any], str]] = [
     (lambda out: (out / "outputs.jsonl").write_text("\n"), r"outputs\.jsonl:1 is not a line of a run; restore"),
     (
         lambda out: edit_lines(out / "outputs.jsonl", lambda ls: ls[0].update(text="x")),
-        r"outputs\.jsonl is not what the run wrote: its SHA-256 is another; restore the file, or run again",
+        r"outputs\.jsonl is not what the run wrote: its SHA-256 is different; restore the file, or run again",
     ),
     (
         lambda out: (edit_lines(out / "outputs.jsonl", lambda ls: ls[0].update(text=5)), renew(out)),

@@ -108,7 +108,7 @@ def test_generation(model: Any, engine: Engine) -> None:
     assert done == [c.text for c in engine.generate(PROMPTS, max_tokens=4)]
     assert len(lm.tok_encode("".join(code(40)))) > lm.max_length
     assert generate(lm, "".join(code(40))) == generate(lm, "".join(code(40)), max_gen_toks=9)
-    with pytest.raises(RequestError, match="num_beams: detgen has no such parameter of a generation"):
+    with pytest.raises(RequestError, match="num_beams: detgen has no such generation parameter"):
         generate(lm, context, num_beams=4)
     with pytest.raises(RequestError, match="max_gen_toks must be below 1024, got 1024"):
         generate(lm, context, max_gen_toks=1024)

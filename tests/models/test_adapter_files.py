@@ -43,7 +43,7 @@ A, B = (f"{adapters.PREFIX}{Q}.lora_{part}.weight" for part in "AB")
         ({"rank_pattern": {"q_proj": 2.5}}, "rank_pattern: q_proj must be a whole number"),
         ({"rank_pattern": {"(a+)+": 4}}, "could take forever"),
         ({"rank_pattern": {".*.*.*.*.*": 4}}, "could take forever"),
-        ({"rank_pattern": {"(": 4}}, "is no regular expression"),
+        ({"rank_pattern": {"(": 4}}, "is not a regular expression"),
         ({"target_modules": ["v_proj"]}, "q_proj has factors, and target_modules .* does not name it"),
     ],
 )
@@ -62,7 +62,7 @@ def test_settings_that_are_refused(tmp_path: Path, settings: dict[str, Any], sai
             TENSORS | {A.replace("_A", "_embedding_A").removesuffix(".weight"): TENSORS[A].clone()},
             "of an embedding, cannot be",
         ),
-        (TENSORS | {A.replace("lora_A", "lora_magnitude_vector"): torch.ones(64)}, "which is no factor of a linear"),
+        (TENSORS | {A.replace("lora_A", "lora_magnitude_vector"): torch.ones(64)}, "which is not a factor of a linear"),
         (TENSORS | {A: TENSORS[A].int()}, "must be of F32, F16 or BF16"),
         (TENSORS | {A: TENSORS[A][0].contiguous()}, r"is \[64\], and its rank"),
     ],

@@ -277,7 +277,7 @@ def put(name: str, tensor: torch.Tensor | None) -> Callable[[Tensors], None]:
 DAMAGES: dict[str, tuple[Callable[[Tensors], None], str]] = {
     "no JSON": (text(b"{"), f"{STATE}: it is not JSON"),
     "deep": (text(b"[" * 9999), f"{STATE}: it is not JSON"),
-    "a list": (text(b"[1]"), f"{STATE}: it is no object"),
+    "a list": (text(b"[1]"), f"{STATE}: it is not an object"),
     "long": (text(b" " * 20000), f"{STATE}: it must be a text of at most"),
     "another kind": (said(quant_type="fp4"), f"{STATE}: quant_type must be nf4 or fp4, as in its name, and is 'fp4'"),
     "no shape": (said(shape=None), f"{STATE}: shape must be two whole numbers"),

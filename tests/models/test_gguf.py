@@ -160,7 +160,7 @@ def test_a_weight_that_is_not_finite(file: Path, tmp_path: Path, number: float, 
     content, at = bytearray(file.read_bytes()), read_header(file, "x").tensors[place].at
     content[at + 40 : at + 44] = np.float32(number).tobytes()
     (tmp_path / "bad.gguf").write_bytes(content)
-    with pytest.raises(EngineError, match=f"cannot load the model bad: its tensor {place} has entries that are inf"):
+    with pytest.raises(EngineError, match=f"cannot load the model bad: its tensor {place} has an entry that is inf"):
         prepare(load_model(tmp_path / "bad.gguf", "bad", "auto", "none"), None, CPU, batch_size=1, kv_memory=8 << 20)
 
 

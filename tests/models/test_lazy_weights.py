@@ -187,7 +187,7 @@ def test_tables_of_angles_are_not_in_16_bits(
 def test_a_weight_that_cannot_be_quantized(name: str, random_model: Callable[..., Path]) -> None:
     folder = random_model(FAMILIES["llama"]())
     change(folder, lambda tensors: tensors[name][3].fill_(torch.inf))
-    with pytest.raises(EngineError, match=f"^{name}: a weight is infinite, no number, or too large for q4_k"):
+    with pytest.raises(EngineError, match=f"^{name}: a weight is infinite, not a number, or too large for q4_k"):
         bits_of(folder, quant="q4_k")
 
 

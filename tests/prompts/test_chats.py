@@ -168,7 +168,7 @@ def test_an_effort_is_a_variable_of_the_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [{"prompt": "a"}, {"prompt_token_ids": [1]}])
 def test_settings_of_a_chat_need_one(tmp_path: Path, content: dict[str, Any], key: str, value: Any) -> None:
     assert error(tmp_path, json.dumps({**content, key: value})) == (
-        f'p.jsonl:1: {key} needs messages; leave it out, or put it into "metadata" if it is no setting'
+        f'p.jsonl:1: {key} needs messages; leave it out, or put it into "metadata" if it is not a setting'
     )
 
 

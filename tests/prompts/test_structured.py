@@ -83,7 +83,7 @@ def test_forms(tmp_path: Path, keys: dict[str, Any], asked: dict[str, Any]) -> N
             "both response_format and guided_json are given; give one of them",
         ),
         ({"guided_json": [1]}, "guided_json must be a JSON schema, an object or its text, got [1]"),
-        ({"guided_json": "{"}, "guided_json is no JSON: Expecting property name"),
+        ({"guided_json": "{"}, "guided_json is not JSON: Expecting property name"),
         ({"guided_json": '"x"'}, "guided_json must be a JSON schema, an object or its text, got 'x'"),
         ({"guided_regex": ""}, "guided_regex must be a regular expression, got ''"),
         ({"guided_regex": "a" * 1_000_001}, "guided_regex must be at most 1000000 characters, got 1000001"),
@@ -94,7 +94,7 @@ def test_forms(tmp_path: Path, keys: dict[str, Any], asked: dict[str, Any]) -> N
         ),
         ({"structured_outputs": {"json": {}, "_backend": "x"}}, "structured_outputs._backend is not supported"),
         ({"structured_outputs": {"json": [1]}}, "structured_outputs.json must be a JSON schema, an object or its text"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json is no JSON: Expecting property name"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json is not JSON: Expecting property name"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex must be a regular expression, got ''"),
         (
             {"structured_outputs": {"choice": ["a" * 1_000_001]}},

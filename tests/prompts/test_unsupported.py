@@ -98,10 +98,10 @@ def test_what_would_give_another_text_is_refused(tmp_path: Path, key: str, value
 def test_a_refusal_says_why_and_what_to_do(tmp_path: Path) -> None:
     assert error(tmp_path, '{"prompt": "a", "best_of": 3}') == (
         "p.jsonl:1: best_of is not supported: detgen does not choose among samples; ask for n of them; leave it out, or"
-        ' put it into "metadata" if it is no setting'
+        ' put it into "metadata" if it is not a setting'
     )
     assert error(tmp_path, '{"prompt": "a", "stop_strings": "x"}') == (
-        'p.jsonl:1: stop_strings is called stop here; rename it, or put it into "metadata" if it is no setting'
+        'p.jsonl:1: stop_strings is called stop here; rename it, or put it into "metadata" if it is not a setting'
     )
 
 

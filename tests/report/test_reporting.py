@@ -270,7 +270,7 @@ def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
     place = tmp_path / "page.html"
     check_place(place)
     place.write_text("<!doctype html><p>mine")
-    with pytest.raises(OutputError, match=r"page\.html is no page of detgen report; choose another file with -o"):
+    with pytest.raises(OutputError, match=r"page\.html was not written by detgen report; choose another file with -o"):
         check_place(place)
     place.unlink()
     place.symlink_to(tmp_path / "elsewhere")

@@ -250,15 +250,15 @@ def same_as_without(tmp_path: Path, prompts: Path, cache: Path) -> tuple[RunSumm
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_text, f"{STORE} is no store of detgen; name another folder, or move it"),
+        (_text, f"{STORE} is not a store of detgen; name another folder, or move it"),
         (_other_database, f"{STORE} is another program's database; name another folder"),
-        (lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(4080)), f"{STORE} is no store of detgen"),
-        (Path.mkdir, f"{STORE} is no file"),
-        (os.mkfifo, f"{STORE} is no file"),
-        (lambda path: path.symlink_to(path.parent.parent / "missing"), f"{STORE} is no file"),
-        (lambda path: os.mkfifo(f"{path}-journal"), f"{STORE}-journal is no file"),
-        (lambda path: Path(f"{path}-wal").mkdir(), f"{STORE}-wal is no file"),
-        (lambda path: Path(f"{path}-shm").symlink_to(path.parent.parent / "missing"), f"{STORE}-shm is no file"),
+        (lambda path: path.write_bytes(b"SQLite format 3\0" + bytes(4080)), f"{STORE} is not a store of detgen"),
+        (Path.mkdir, f"{STORE} is not a file"),
+        (os.mkfifo, f"{STORE} is not a file"),
+        (lambda path: path.symlink_to(path.parent.parent / "missing"), f"{STORE} is not a file"),
+        (lambda path: os.mkfifo(f"{path}-journal"), f"{STORE}-journal is not a file"),
+        (lambda path: Path(f"{path}-wal").mkdir(), f"{STORE}-wal is not a file"),
+        (lambda path: Path(f"{path}-shm").symlink_to(path.parent.parent / "missing"), f"{STORE}-shm is not a file"),
     ],
 )
 def test_something_else_in_its_place_is_left_alone_and_no_obstacle(

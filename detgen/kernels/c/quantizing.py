@@ -132,7 +132,7 @@ def quantize(weights: Sequence[np.ndarray], columns: int, form: Form, empty: Emp
         empty: makes the arrays.
 
     Raises:
-        EngineError: if a weight is infinite, no number, or too large.
+        EngineError: if a weight is infinite, not a number, or too large.
     """
     inputs = weights[0].shape[1]
     kept = [with_rows(weight) for weight in weights]
@@ -236,4 +236,4 @@ def _told(stored: Storage, panels: int, inputs: int, form: Form, scales: Scales)
 
 def _run(told: Quantization, form: Form) -> None:
     if best_build().quantize(told):
-        raise EngineError(f"a weight is infinite, no number, or too large for {form}; leave out that quantization")
+        raise EngineError(f"a weight is infinite, not a number, or too large for {form}; leave out that quantization")

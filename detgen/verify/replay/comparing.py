@@ -121,4 +121,4 @@ def _spelling(found: bytes, wanted: bytes) -> str:
     """Where two spellings of a line begin to differ."""
     at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted)))
     there, instead = found[at : at + 20], wanted[at : at + 20]
-    return f"is spelled as no run spells it, from byte {at}: {there!r} instead of {instead!r}"
+    return f"is not spelled as a run spells it, from byte {at}: {there!r} instead of {instead!r}"

@@ -44,14 +44,14 @@ def first(lines: list[Line], **fields: Any) -> Line:
 @pytest.mark.parametrize(
     ("line", "change", "words"),
     [
-        (0, lambda raw: raw.replace(b'"index":0', b'"index": 0'), "spelled as no run spells it, from byte"),
-        (0, lambda raw: raw.replace(b'{"id":"greedy","index":0', b'{"index":0,"id":"greedy"'), "spelled as no run"),
-        (0, lambda raw: raw.replace(b"greedy", b"gr\\u0065edy"), "spelled as no run"),
+        (0, lambda raw: raw.replace(b'"index":0', b'"index": 0'), "spelled as a run spells it, from byte"),
+        (0, lambda raw: raw.replace(b'{"id":"greedy","index":0', b'{"index":0,"id":"greedy"'), "spelled as a run"),
+        (0, lambda raw: raw.replace(b"greedy", b"gr\\u0065edy"), "spelled as a run"),
         (0, lambda raw: raw[:-2] + b',"extra":1}\n', "has 'extra', which no run writes here"),
-        (0, lambda raw: raw[:-2] + b',"seed":0}\n', "spelled as no run"),
-        (0, lambda raw: raw[:-1] + b" \n", "spelled as no run"),
+        (0, lambda raw: raw[:-2] + b',"seed":0}\n', "spelled as a run"),
+        (0, lambda raw: raw[:-1] + b" \n", "spelled as a run"),
         (0, lambda raw: raw + b"\n", "is not a line of a run"),
-        (9, lambda raw: raw[:-1], "spelled as no run"),
+        (9, lambda raw: raw[:-1], "spelled as a run"),
         (7, lambda raw: raw[:-2] + b',"extra":1}\n', "has 'extra', which no run writes here"),
         (
             7,
