@@ -11,7 +11,7 @@ import detgen
 from detgen.outputs.entries import sound
 from detgen.outputs.store import Store
 
-_BATCH = 1000  # entries to a transaction, so that nobody waits for long
+_BATCH = 1000  # entries to a transaction, so that no other process waits for long
 _PAGES = 4000  # that are given back at a time, likewise
 
 
@@ -48,7 +48,7 @@ class Contents:
         models: by number of completions, most first.
         oldest: when the one was used that was not used for longest, in seconds since 1970; None if there is none.
         latest: when one was used last.
-        damaged: completions whose digests are wrong; None if nobody looked.
+        damaged: completions whose digests are wrong; None if that was not checked.
     """
 
     size: int

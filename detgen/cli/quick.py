@@ -145,7 +145,7 @@ class Following:
         """Copy all whole lines that are new.
 
         Raises:
-            ReaderLeftError: nobody reads them.
+            ReaderLeftError: their reader has gone.
             RunError: they cannot be written.
         """
         with suppress(FileNotFoundError), self._path.open("rb") as file:

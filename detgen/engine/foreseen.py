@@ -1,6 +1,7 @@
 """The passes of a call that are made before the first has been read: who takes part in them, and what each reads.
 
-They are those that rounds of one pass would make, but that nobody is admitted in between. Affects only the speed.
+They are those that rounds of one pass would make, except that no request is admitted in between. They affect only the
+speed.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class TimeLeft:
         """The seconds left.
 
         Args:
-            unread: requests that have not been asked for; None if nobody knows.
+            unread: requests that have not been asked for; None if that is unknown.
             live: samples that run.
 
         Returns:

@@ -47,7 +47,7 @@ class DetgenLM(TemplateLM):
             is the same.
         pretrained: see target.
         batch_size: most requests at a time; "auto" is detgen's own default.
-        device: as `EngineConfig` has it; cuda:0, which the harness's command line gives where nobody asks, is auto.
+        device: as `EngineConfig` has it; cuda:0, the default of the harness's command line, is auto.
         max_batch_size: of no use here; the harness gives it to all models.
         max_length: most tokens that are read, at most the model's context; None for all of that.
         max_gen_toks: most tokens to generate where a task sets no limit.
@@ -228,7 +228,7 @@ def main() -> None:
 def name_what_runs(arguments: Any) -> None:
     """Add model and device to what was typed, so that the harness's results name them.
 
-    Where nobody asks, the results say cuda:0; and they call a model by `pretrained`, or at random.
+    By default the results say cuda:0, and they call a model by `pretrained`, or at random.
 
     Args:
         arguments: of the harness's command line; changed.

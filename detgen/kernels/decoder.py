@@ -1,7 +1,7 @@
 """What a back end is: it runs whole passes of one model over its KV cache.
 
-There are three: a program in C, the same program in Triton, and transformers' own forward on functions in C. Nobody who
-runs passes asks which one it is.
+There are three: a program in C, the same program in Triton, and transformers' own forward on functions in C. What
+runs passes does not ask which one it is.
 """
 
 from __future__ import annotations

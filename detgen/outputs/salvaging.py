@@ -25,7 +25,7 @@ def salvage(damaged: Path, into: Path) -> tuple[int, int | None]:
         into: the new one.
 
     Returns:
-        How many there are, and how many are not whole; None if nobody can tell.
+        How many there are, and how many are not whole; None if that is unknown.
 
     Raises:
         StoreError: the new one cannot be written.

@@ -112,7 +112,7 @@ def unloaded(
     observer: Observer,
     load: Callable[[], EngineLike],
 ) -> Unloaded | None:
-    """The engine of a run all of whose samples are there; None if they are not, or nobody knows what the model is.
+    """The engine of a run all of whose samples are there; None if they are not, or it is not known what the model is.
 
     Args:
         config: the run's.

@@ -2,7 +2,7 @@
 
 A slot's states are a function of the tokens before the position that they belong to. So a copy of them, taken where
 that position ends a block, is as good for whoever shares the pages up to there. It belongs to the page of that block:
-once the page is taken for new content, nobody finds it any more. Knows no requests.
+once the page is taken for new content, it is no longer found. Knows no requests.
 """
 
 from __future__ import annotations

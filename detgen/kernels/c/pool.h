@@ -1,8 +1,8 @@
 /* Threads that work on a pass together, and wait for each other without keeping a processor busy for long.
  *
- * A pass is a list of steps, a step a number of tasks that anybody may take; who takes which changes no result. A step
- * is over when its tasks are done, not when all threads have arrived: one that the system has put aside holds nobody
- * up but for the task that it has begun. */
+ * A pass is a list of steps, a step a number of tasks that any thread may take; which one takes it changes no result. A
+ * step is over when its tasks are done, not when all threads have arrived: one that the system has put aside holds the
+ * others up only for the task that it has begun. */
 
 #ifndef DETGEN_POOL
 #define DETGEN_POOL

@@ -1,5 +1,5 @@
 /* Layers that keep a state of each sequence: see detgen/program/states.py. A task has some columns of one sequence, and
- * nobody else reads or writes what it keeps of them. */
+ * no other task reads or writes what it keeps of them. */
 
 #ifndef DETGEN_STATES
 #define DETGEN_STATES

@@ -47,7 +47,7 @@ def on(device: torch.device) -> AbstractContextManager[object]:
 
 
 def send(host: torch.Tensor, to: torch.Tensor) -> None:
-    """Copy from this machine's memory to a tensor of a device; nobody waits for it, and `host` may change at once."""
+    """Copy from this machine's memory to a tensor of a device; nothing waits for it, and `host` may change at once."""
     if to.device.type == "cuda" and torch.version.cuda is not None:
         to.copy_(host.pin_memory(), non_blocking=True)  # torch keeps the pinned copy until the device has read it
     else:

@@ -2,7 +2,7 @@
 
 Promise: what a row gets depends on its own sequence alone. A program has some channels of one sequence, or some columns
 of a head's state; its rows come one after the other, in the order of their positions, as docs/numerics.md says, and
-nobody else reads or writes what it keeps of them. Spans of no rows are passed over.
+no other program reads or writes what it keeps of them. Spans of no rows are passed over.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class Setting:
             (the same requests have run before), "shared" (others that begin alike have).
         speculative_prefill: chunks of a prompt that a thinking model reads ahead: "off", a number, "auto", or the
             "whole" prompt.
-        chains: passes in one call, each of which reads what the one before chose, where nobody drafts; no pass keeps
-            logits that nobody needs, so that tokens and KV entries are all there is to compare.
+        chains: passes in one call, each of which reads what the one before chose, where nothing is drafted; no pass
+            keeps logits that are not needed, so that tokens and KV entries are all there is to compare.
         preemption: a KV cache too small for the batch, so that sequences give their pages back and are replayed.
         threads: CPU threads; 0 is all cores.
         process: "this", "fresh" (another one), or "resumed": a `detgen run` that is killed and run again.

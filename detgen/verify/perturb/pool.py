@@ -98,7 +98,7 @@ class Pool:
         )
 
     def longest(self) -> Request:
-        """The long neighbour, which is compared too: nobody else's positions reach as far."""
+        """The long neighbour, which is compared too: no other's positions reach as far."""
         return Request(len(self.requests) + 2, "long", prompt=self.long, params=SamplingParams(max_tokens=4))
 
     def resampled(self, watched: list[Request], kind: str) -> list[Request]:
@@ -218,7 +218,7 @@ class Pool:
         neighbours = self._neighbours(setting) + self._breaking(setting, broken) + self._unverified(setting)
         for i, other in enumerate(neighbours):  # spread over the first slots, so that they run beside the longest
             queue.insert(min(2 * i, len(queue)), other)
-        return sorted(queue, key=lambda request: not grows(request))  # at the same time, beside nobody else's pages
+        return sorted(queue, key=lambda request: not grows(request))  # at the same time, beside no other's pages
 
     def beginnings(self, watched: list[Request], prompts: Mapping[str | int, list[int]]) -> list[Request]:
         """Other requests that begin like the watched ones: longer, not verified, or with another token in the middle.

@@ -235,7 +235,7 @@ class FreshProcess:
         self._config = config
         self._worker: Worker | None = None
         self._quant: str | None = None  # what it has loaded, or is loading
-        self._loads = 0  # calls that nobody has waited for
+        self._loads = 0  # calls that have not been waited for
 
     def load(self, quant: str) -> Worker:
         """Have it load the models with this quantization of the target; this process goes on meanwhile.

@@ -63,7 +63,7 @@ def select(axes: Axes, names: list[str], count: int, seed: int) -> tuple[list[Se
 
 
 def ordered(settings: list[Setting], axes: Axes) -> list[Setting]:
-    """Settings in an order in which nobody waits for a model to be loaded.
+    """Settings in an order in which none waits for a model to be loaded.
 
     By quantization; of all but the first, those that need another process first: it loads the next model while the
     others are tried. Resumed runs load their own models and come last.

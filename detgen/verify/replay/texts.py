@@ -35,7 +35,7 @@ class _Sample(Known):
 
     Attributes:
         line: of `outputs.jsonl`; the store's where a stopped run's file ends.
-        log: of `acceptance.jsonl`; None if nobody has it, or no run can have written it.
+        log: of `acceptance.jsonl`; None if there is none, or no run can have written it.
         written: whether `outputs.jsonl` has the line.
         kept: what the store of a stopped run has of it.
     """
@@ -135,7 +135,7 @@ class TextReplay(Replay):
         return None
 
     def _log(self, seq: Sequence, kept: KeptLines | None) -> list[Line] | None:
-        """The acceptance log of a sample; the store's where a stopped run's file ends, None if nobody has it."""
+        """The acceptance log of a sample; the store's where a stopped run's file ends, None if there is none."""
         key = (seq.request.index, seq.sample)
         if self._acceptance is None:
             return None if kept is None else _entries(kept.log_lines(key))
@@ -143,7 +143,7 @@ class TextReplay(Replay):
         if not self._stopped or self._acceptance.peek() is not None:
             return _entries(lines)
         if kept is None:
-            return None  # whether it is complete, nobody can tell
+            return None  # whether it is complete is not known
         found = b"".join(line.raw for line in lines)
         if found != kept.acceptance:
             if not kept.acceptance.startswith(found + self._acceptance.torn):
