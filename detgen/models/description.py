@@ -262,7 +262,8 @@ class Description:
         name = type(norm).__name__
         if is_torch(norm, "LayerNorm"):
             weight, bias = (None if p is None else floats(self.array(p)) for p in (norm.weight, norm.bias))
-            return Norm(weight, bias, norm.eps, centred=True)
+            plain = np.ones(norm.normalized_shape, np.float32)
+            return Norm(plain if weight is None else weight, bias, norm.eps, centred=True)
         if name == "NemotronLayerNorm1P":
             weight, bias = floats(self.array(norm.weight)), floats(self.array(norm.bias))
             return Norm(1 + weight, bias, norm.eps, centred=True)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from detgen.models.description import Description
 
+_LEAST_SUM = 1e-12  # of weights, what they are divided by; Ernie's, which no sum comes near
+
 
 class Mixture(NamedTuple):
     """The traits of a mixture; names are those of modules.
@@ -164,6 +166,8 @@ def _routing(mlp: Any, router: Any, mixture: Mixture, array_of: Callable[[Any], 
     if bias is not None:
         numbers = array_of(bias) if is_parameter(bias) else array(bias)
         found |= {"correction": floats(numbers).ravel()}
+    if getattr(router, "norm_min", 0.0) > _LEAST_SUM:
+        raise UnknownError("a least sum of weights that counts")
     if hasattr(router, "per_expert_scale"):
         found |= {"factors": floats(array_of(router.per_expert_scale))}
     if scoring != Scoring.SIGMOIDS:

@@ -25,13 +25,13 @@ class Norm:
     """A norm of the last axis.
 
     Attributes:
-        weight: [entries], or [heads, entries] if each head has its own; None for none.
-        bias: like it.
+        weight: [entries], or [heads, entries] if each head has its own.
+        bias: like it; None for none.
         epsilon: is added to the mean square.
         centred: whether it is a layer norm instead of a root-mean-square norm.
     """
 
-    weight: np.ndarray | None
+    weight: np.ndarray
     bias: np.ndarray | None
     epsilon: float
     centred: bool

@@ -12,7 +12,7 @@ from detgen.kernels.c.angles import turns
 from detgen.kernels.c.panels import joined
 from detgen.kernels.c.quantizing import Form, kind
 from detgen.kernels.decoder import LayerStates
-from detgen.models.parts import Linear, Norm, UnknownError
+from detgen.models.parts import Linear, Norm
 from detgen.models.rotary import Rotary
 from detgen.models.tuning import Tuning
 from detgen.program import steps
@@ -88,8 +88,6 @@ class NormParts(NamedTuple):
     @classmethod
     def of(cls, norm: Norm, keep: Keep, entries: int | None = None) -> NormParts:
         """A norm of a row with that many entries, of each head if it is one of heads; without a number, of a row."""
-        if norm.weight is None:
-            raise UnknownError("a norm without a weight")
         weight = keep(np.ascontiguousarray(norm.weight))
         bias = None if norm.bias is None else keep(np.ascontiguousarray(norm.bias))
         size = weight.shape[-1]

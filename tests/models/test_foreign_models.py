@@ -40,6 +40,18 @@ def test_a_padding_token_behind_the_probed_ones(tmp_path: Path) -> None:
     assert found(tmp_path, "phi3", pad_token_id=4000)["status"] == families.WHOLE
 
 
+def test_norms_without_weights(tmp_path: Path) -> None:
+    """OPT's, as Galactica has them."""
+    plain = {"layer_norm_elementwise_affine": False, "enable_bias": False, "activation_function": "gelu"}
+    assert found(tmp_path, "opt", **plain)["status"] == families.WHOLE
+
+
+@pytest.mark.parametrize(("least", "status"), [(1e-12, families.WHOLE), (0.3, families.OWN)])
+def test_a_least_sum_of_weights_of_experts(tmp_path: Path, least: float, status: str) -> None:
+    """Which few rows may come near, so that a comparison of some would not tell."""
+    assert found(tmp_path, "ernie4_5_moe", moe_norm_min=least)["status"] == status
+
+
 @pytest.mark.parametrize(
     "family",
     usual(
