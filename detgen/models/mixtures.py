@@ -49,6 +49,7 @@ MIXTURES = {
     "MixtralSparseMoeBlock": Mixture(),
     "Qwen2MoeSparseMoeBlock": Mixture(),
     "Qwen3MoeSparseMoeBlock": Mixture(),
+    "Qwen3VLMoeTextSparseMoeBlock": Mixture(),
     "Qwen3NextSparseMoeBlock": Mixture(),
     "Qwen3_5MoeSparseMoeBlock": Mixture(),
     "MellumSparseMoeBlock": Mixture(),

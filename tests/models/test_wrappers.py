@@ -46,6 +46,10 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
     "qwen3_vl": lambda: hf.Qwen3VLConfig(
         text_config=MROPE | {"head_dim": 16}, vision_config={**SMALL_TOWER, "deepstack_visual_indexes": [0]}
     ),
+    "qwen3_vl_moe": lambda: hf.Qwen3VLMoeConfig(
+        text_config=MROPE | {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+        vision_config={**SMALL_TOWER, "deepstack_visual_indexes": [0]},
+    ),
     "gemma3": lambda: hf.Gemma3Config(
         text_config=GEMMA3, vision_config=hf.SiglipVisionConfig(**TOWER), mm_tokens_per_image=4
     ),
