@@ -59,8 +59,8 @@ On CUDA, the types that run whole in one call do so too; all others are refused 
 
 Multimodal models that transformers maps to other classes run like the language model in them, if they keep it in a
 module called language_model, and if it sees what a decoder sees; PaliGemma, whose prompts see ahead, is refused.
-Gemma 3n's multimodal models run as Gemma3nForCausalLM, their text part, which needs no timm. Tokens that stand for
-images and sounds have entries in tables beside the towers, which are not read: here they have those of the text's.
+Those of Gemma 3n and 4 run by the class of their text part, which needs no timm. Tokens that stand for images and
+sounds have entries in tables beside Gemma 3n's towers, which are not read: here they have those of the text's.
 
 Latent attention (DeepSeek V2 and V3, GLM-4-MoE-lite, MiniCPM 3) keeps keys and values as its heads read them, not
 compressed, which takes more memory than its cache could.

@@ -1,8 +1,9 @@
 """Multimodal models, of which the text part runs: their towers, which see images or hear, are not even read.
 
 Such a model is a wrapper with a language model inside. It runs by the wrapper's own class, so that positions, masks and
-names of weights are what transformers makes of them; without an image its towers have no say. Gemma 3n runs by the
-class that transformers has for its text part: it cannot make the wrapper without timm.
+names of weights are what transformers makes of them; without an image its towers have no say. Gemma 3n and 4 run by
+the class that transformers has for their text part: it cannot make the wrapper of one without timm, and those of the
+other look at an embedding, which has no numbers before it is read.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
 
 _PATH = "model.language_model"
 # Classes of text parts, which read multimodal checkpoints as well.
-_TEXT_PARTS = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Gemma3nForCausalLM")
-_BESIDE = re.compile(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\.")  # in Gemma 3n's
+_TEXT_PARTS = (
+    *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+    *("Gemma3nForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
+)
+_BY_TEXT_PART = ("gemma3n", "gemma4", "gemma4_unified")  # kinds of models that run by the class of that
+_BESIDE = re.compile(r"model\.(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio)\.")  # in these
 
 
 def auto_class(config: Any) -> Any:
@@ -31,7 +36,7 @@ def auto_class(config: Any) -> Any:
 
 def settings_of_text(config: Any) -> Any:
     """The configuration of the text part, if that is loaded by itself; otherwise the one that is given."""
-    if config.model_type != "gemma3n":
+    if config.model_type not in _BY_TEXT_PART:
         return config
     text = config.get_text_config()
     for name in ("quantization_config", "eos_token_id"):  # which stand beside it

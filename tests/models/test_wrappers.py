@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,21 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
         text_config=MROPE | {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
         vision_config={**SMALL_TOWER, "deepstack_visual_indexes": [0]},
     ),
+    "gemma4": lambda: hf.Gemma4Config(
+        text_config=DESCRIBED["gemma4_text"]().to_dict(),
+        vision_config={**TOWER, "head_dim": 16, "num_key_value_heads": 2},
+        audio_config={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 48},
+    ),
+    "gemma4_experts": lambda: hf.Gemma4Config(
+        text_config=DESCRIBED["gemma4_experts"]().to_dict(),
+        vision_config={**TOWER, "head_dim": 16, "num_key_value_heads": 2},
+    ),
+    "gemma4_unified": lambda: hf.Gemma4UnifiedConfig(
+        text_config=LLAMA | {"head_dim": 18, "global_head_dim": 26, "sliding_window": WINDOW},
+        vision_config={"mm_embed_dim": 32, "mm_posemb_size": 16, "num_positions": 64}
+        | {"patch_size": 2, "pooling_kernel_size": 2, "model_patch_size": 4},
+        audio_config={"audio_embed_dim": 32},
+    ),
     "gemma3": lambda: hf.Gemma3Config(
         text_config=GEMMA3, vision_config=hf.SiglipVisionConfig(**TOWER), mm_tokens_per_image=4
     ),
@@ -62,7 +78,8 @@ def logits_of(folder: Path, adapter: Path | None = None) -> np.ndarray:
     loaded = load_model(folder, "model", "float32", "none", adapter=adapter)
     assert loaded.model.device.type == "meta"
     names = {name for name, _ in loaded.model.named_parameters()}
-    kept = "model." if type(loaded.model).__name__ == "Gemma3nForCausalLM" else "model.language_model."
+    by_text_part = re.fullmatch("Gemma(3n|4|4Unified)ForCausalLM", type(loaded.model).__name__)
+    kept = "model." if by_text_part else "model.language_model."
     assert all(name.startswith((kept, "lm_head.")) for name in names)
     runner = prepare(loaded, None, CPU, batch_size=1, kv_memory=8 << 20).runners[0]
     assert type(runner.decoder).__name__ == "CDecoder"
