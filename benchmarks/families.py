@@ -1,6 +1,6 @@
 """Runs every family in transformers' mapping of causal language models, and writes what becomes of each.
 
-    python benchmarks/families.py                       # all of them, into docs/models.md; some minutes
+    python benchmarks/families.py                       # all, into docs/models.md and the package; some minutes
     python benchmarks/families.py llama gemma2          # some, printed
     python benchmarks/families.py --json found.json     # what was found, in addition to the table
 
@@ -48,12 +48,12 @@ works.
 
     python benchmarks/families.py
 
-generates this page. For each type it makes a tiny model with random weights in float32, and detgen generates on a CPU
-from prompts of 5 to 200 tokens, longer than the model's windows. One prompt at a time and four at a time must give the
-same bits. Logits must be those of transformers' eager forward to within {close:.0e} of the largest one, and greedy
-tokens must be the same wherever the two best differ by more. Where a type has the setting `is_decoder`, it is on. A
-tiny model does not show the effect of other settings. For every model that is loaded, detgen therefore compares its
-passes with the model's own forward before it generates.
+generates this page and what `detgen models --families` shows. For each type it makes a tiny model with random weights
+in float32, and detgen generates on a CPU from prompts of 5 to 200 tokens, longer than the model's windows. One prompt
+at a time and four at a time must give the same bits. Logits must be those of transformers' eager forward to within
+{close:.0e} of the largest one, and greedy tokens must be the same wherever the two best differ by more. Where a type
+has the setting `is_decoder`, it is on. A tiny model does not show the effect of other settings. For every model that
+is loaded, detgen therefore compares its passes with the model's own forward before it generates.
 
 On CUDA, the types that run whole in one call do so too; all others are refused there.
 
@@ -67,7 +67,8 @@ compressed, which takes more memory than its cache could.
 
 A proved operator rests on torch: its name, torch's version and the processor are in the profile.
 """
-DOC = Path(__file__).parent.parent / "docs" / "models.md"
+ROOT = Path(__file__).parent.parent
+DOC, TABLE = ROOT / "docs" / "models.md", ROOT / "detgen" / "models" / "tried.json"
 
 
 class Trace:
@@ -218,25 +219,33 @@ def reason(found: dict[str, Any]) -> str:
     says = re.sub(r"^(cannot load the model )?MODEL( \(\w+\))?(: | is )(config\.json: )?", "", found["says"])
     says = re.sub(r"^(\w+ is )?not supported: ", "", says)
     says = re.sub(r"( \((at|in its) .*`.*\)|\. Its outputs would depend.*)$", "", says)
-    return says.replace("|", r"\|").replace("`", "")
+    return says.replace("`", "")
 
 
-def document(found: dict[str, dict[str, Any]]) -> str:
-    """docs/models.md."""
+def table(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What `detgen models --families` shows: the version of transformers, and of each family its class, how it runs,
+    and the proved operators or the reason."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    counts = Counter(one["status"] for one in found.values())
-    numbers = {"whole": counts[WHOLE], "own": counts[OWN], "refused": counts[REFUSED], "total": len(found)}
-    parts = [HEAD.format(version=transformers.__version__, close=CLOSE, **numbers)]
+    rows = {}
+    for family, one in found.items():
+        last = ", ".join(one.get("proved", ())) if one["status"] in (WHOLE, OWN) else reason(one)
+        rows[family] = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family], one["status"], last)
+    return {"transformers": transformers.__version__, "families": rows}
+
+
+def document(shown: dict[str, Any]) -> str:
+    """docs/models.md, of what `table` gives."""
+    families = shown["families"]
+    counts = Counter(status for _, status, _ in families.values())
+    numbers = {"whole": counts[WHOLE], "own": counts[OWN], "refused": counts[REFUSED], "total": len(families)}
+    parts = [HEAD.format(version=shown["transformers"], close=CLOSE, **numbers)]
     for status, title, column in SECTIONS:
-        rows = {family: one for family, one in found.items() if one["status"] == status}
-        if not rows:
-            continue
-        parts.append(f"\n## {title}\n\n| model type | class | {column} |\n| --- | --- | --- |\n")
-        for family, one in rows.items():
-            last = ", ".join(one.get("proved", ())) if status in (WHOLE, OWN) else reason(one)
-            parts.append(f"| {family} | {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]} | {last} |\n")
+        rows = [(family, made, last) for family, (made, of, last) in families.items() if of == status]
+        if rows:
+            parts.append(f"\n## {title}\n\n| model type | class | {column} |\n| --- | --- | --- |\n")
+            parts += (f"| {family} | {made} | {last.replace('|', chr(92) + '|')} |\n" for family, made, last in rows)
     return "".join(parts)
 
 
@@ -256,7 +265,11 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps(found, indent=1))
     if not args.families:
-        DOC.write_text(document(found), encoding="utf-8")
+        shown = table(found)
+        rows = ",\n".join(f"{json.dumps(family)}: {json.dumps(row)}" for family, row in shown["families"].items())
+        version = json.dumps(shown["transformers"])
+        TABLE.write_text(f'{{"transformers": {version}, "families": {{\n{rows}\n}}}}\n', encoding="utf-8")
+        DOC.write_text(document(shown), encoding="utf-8")
     print(dict(Counter(one["status"] for one in found.values())))
     sys.exit(any(one["status"] == FAULT for one in found.values()))
 

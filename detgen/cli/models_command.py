@@ -11,7 +11,10 @@ from detgen.cli.declared import DONE, FAILED, command, epilog
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
 
-EPILOG = epilog("detgen models", "detgen models models/large model.gguf", status="0 shown, 1 one cannot be loaded")
+EPILOG = epilog(
+    *("detgen models", "detgen models models/large model.gguf", "detgen models --families"),
+    status="0 shown, 1 one cannot be loaded",
+)
 
 
 @command
@@ -24,6 +27,10 @@ def models_command(
             help="Folders, GGUF files, folders of them, or names on the hub.",
         ),
     ] = None,
+    families: Annotated[
+        bool,
+        typer.Option("--families", help="List the model types of transformers instead, and how each of them runs."),
+    ] = False,
     *,
     display: QuietDisplay,
 ) -> int:
@@ -31,9 +38,15 @@ def models_command(
 
     Only the headers of files are read, and nothing is loaded or fetched.
     """
-    from detgen.models.known import known_models
-    from detgen.show.answers import show_models
+    from detgen.models.known import known_models, tried_families
+    from detgen.show.answers import show_families, show_models
 
+    if families:
+        if models:
+            raise typer.BadParameter("leave out the models: --families lists those of transformers")
+        if not display.quiet:
+            show_families(*tried_families())
+        return DONE
     found = list(known_models(models or []))
     if not display.quiet:
         show_models(found)

@@ -24,6 +24,28 @@ _NOT_QUANTIZED = re.compile(r"embed_(tokens|in|positions)|word_embeddings|wte|wp
 _WITHOUT_KEYS = ("linear_attention", "conv", "mamba", "moe", "mlp")  # kinds of layers
 
 
+class Tried(NamedTuple):
+    """A family of transformers, as `benchmarks/families.py` found that it runs.
+
+    Attributes:
+        name: the type of its models.
+        model: its class.
+        status: whole, own forward or refused.
+        remark: which operators were proved, or why it is refused; may be empty.
+    """
+
+    name: str
+    model: str
+    status: str
+    remark: str
+
+
+def tried_families() -> tuple[str, list[Tried]]:
+    """The version of transformers whose families were tried, and what became of each."""
+    said = json.loads((Path(__file__).parent / "tried.json").read_text(encoding="utf-8"))
+    return said["transformers"], [Tried(name, *row) for name, row in said["families"].items()]
+
+
 class Known(NamedTuple):
     """A model, or why it is none. Sizes are about right: what is laid out for the processor may be a little larger.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from detgen.cache.pruning import Contents, Pruned
     from detgen.doctor import Finding
     from detgen.export.exporting import Exported
-    from detgen.models.known import Known
+    from detgen.models.known import Known, Tried
     from detgen.report.reporting import Report
     from detgen.verify.replay.result import AuditResult
 
@@ -111,6 +112,18 @@ def show_models(models: list[Known]) -> None:
     for model in models:
         if model.error is not None:
             console.say(model.error if model.name in model.error else f"{model.name}: {model.error}", "red")
+
+
+def show_families(version: str, families: list[Tried]) -> None:
+    """How the families of a version of transformers run, a row for each."""
+    table = Table("model type", "class", "runs", "operators proved, or why it is refused", box=None, pad_edge=False)
+    for family in families:
+        table.add_row(*family)
+    console = open_output()
+    console.print(table)
+    counts = Counter(family.status for family in families)
+    found = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    console.say(f"{len(families)} model types of transformers {version}: {found}")
 
 
 def show_contents(path: Path, contents: Contents) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import transformers
+from helpers.commands import invoke
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -33,6 +35,15 @@ def test_the_page_lists_all_of_the_newest_version() -> None:
         assert listed(PAGE) == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
+def test_the_command_shows_what_the_page_says() -> None:
+    assert families.document(json.loads(families.TABLE.read_text(encoding="utf-8"))) == PAGE
+    done = invoke("models", "--families")
+    lines = [line.split() for line in done.output.splitlines()]
+    assert ["llama", "LlamaForCausalLM", "whole"] in lines
+    assert done.output.splitlines()[-1].startswith(f"{len(listed(PAGE))} model types of transformers ")
+    assert invoke("models", "--families", "some").exit_code == 2
+
+
 def test_the_page_tells_of_no_faults() -> None:
     found: dict[str, Any] = {
         "llama": {"status": families.WHOLE},
@@ -40,7 +51,7 @@ def test_the_page_tells_of_no_faults() -> None:
         "bloom": {"status": families.REFUSED, "says": "MODEL (Bloom) is not supported: no | of `x` (at `y`)"},
         "gptj": {"status": families.FAULT, "says": "exit 70"},
     }
-    page = families.document(found)
+    page = families.document(families.table(found))
     assert r"| bloom | BloomForCausalLM | no \| of x |" in page
     assert "| apertus | ApertusForCausalLM | aten.expm1.default |" in page
     assert listed(page).keys() == found.keys()
