@@ -247,4 +247,4 @@ def _angles(module: nn.Module) -> Iterator[_Candidate]:
     x, positions = _random(1, _POSITIONS, 2), torch.arange(_POSITIONS)[None]
     inputs: list[tuple[Any, ...]] = [(x, positions) if kind is None else (x, positions, kind) for kind in kinds]
     for order in (torch.cat([along, along]), along.repeat_interleave(2), along):
-        yield partial(NativeAngles, found, order), inputs
+        yield partial(NativeAngles, found, order, module.config), inputs

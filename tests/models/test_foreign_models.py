@@ -59,7 +59,10 @@ def test_a_least_sum_of_weights_of_experts(tmp_path: Path, least: float, status:
             "cohere_compass_text",  # three positions a token
             "whisper",  # more decoder layers than `num_hidden_layers`, and no choice of rows
         ],
-        ["gemma3n_text"],  # layers that see the keys and values of others, here with another activation
+        [
+            "gemma3n_text",  # layers that see the keys and values of others, here with another activation
+            "granite_swa",  # sinks, and rotary embeddings of layers, which it asks for their settings
+        ],
     ),
 )
 def test_it_runs_by_its_own_forward(tmp_path: Path, family: str) -> None:

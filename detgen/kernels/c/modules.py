@@ -237,11 +237,14 @@ class NativeAngles(nn.Module):
         rotaries: frequencies, float32 [n], and the amplitude of the cosines and sines, by the kind of layer; one for
             None where all are alike.
         order: which of the n angles each entry of a row has, int64 [entries].
+        config: of the embedding, which some models ask for its settings.
     """
 
-    def __init__(self, rotaries: Mapping[str | None, tuple[np.ndarray, float]], order: torch.Tensor) -> None:
+    def __init__(
+        self, rotaries: Mapping[str | None, tuple[np.ndarray, float]], order: torch.Tensor, config: object = None
+    ) -> None:
         super().__init__()
-        self._rotaries, self._order = rotaries, order
+        self._rotaries, self._order, self.config = rotaries, order, config
         self._reach(_POSITIONS)
 
     def _reach(self, positions: int) -> None:
