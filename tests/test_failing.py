@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.examples import usual
 
 from detgen.cli.declared import as_typed
 from detgen.errors import EngineError
@@ -129,7 +130,7 @@ def test_what_may_be_a_limit_is_one_where_there_is_one(
 
 
 # The first has no room for a run, the second none for PyTorch, which this model takes.
-@pytest.mark.parametrize(("kilobytes", "options"), [(500_000, ()), (1_000_000, ("--target", "demo-thinking"))])
+@pytest.mark.parametrize(("kilobytes", "options"), usual([(500_000, ())], [(1_000_000, ("--target", "demo-thinking"))]))
 def test_a_limit_of_memory_is_named(tmp_path: Path, prompts: Path, kilobytes: int, options: tuple[str, ...]) -> None:
     done = start("", "run", str(prompts), "-o", f"{tmp_path}/out", "-q", *options, limit=f"ulimit -v {kilobytes}")
     assert done.returncode == 2, done.stderr

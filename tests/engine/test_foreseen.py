@@ -74,7 +74,7 @@ def drawn(draw: random.Random) -> list[Request]:
     return requests_of([(n, draw.choice([0, 0, 1, 70]), how) for n, how in zip(lengths, made, strict=True)])
 
 
-@examples(40)
+@examples(24)
 @given(
     seed=st.integers(0, 2**32),
     batch=st.sampled_from([3, 1, 8, 16]),

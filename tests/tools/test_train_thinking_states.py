@@ -63,6 +63,7 @@ def test_the_demo_model_adds(demo: Any, tokenizer: Any) -> None:
     assert scored.thoughts >= 0.99
 
 
+@thorough
 def test_reading_many_at_once_equals_reading_one(demo: Any, tokenizer: Any) -> None:
     draw = random.Random(0)
     stories = [coin_flips(draw, steps, HELD_OUT, 0.5) for steps in (3, 24, 11)]
@@ -114,6 +115,7 @@ def test_batches_have_as_many_stories_as_fit(tokenizer: Any) -> None:
         assert len(examples) <= 64
 
 
+@thorough
 def test_training_lowers_the_loss_and_reports(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thinking_training, "REPORT", 10)
     monkeypatch.setattr(thinking_training, "REPORTED", 2)
