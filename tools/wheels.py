@@ -29,7 +29,10 @@ PLATFORMS = {
 }
 # What a package is easily built without.
 EMBEDDED = ("target/model.safetensors", "target.kept", "draft.kept")  # of the models, and what was told of them
-FILES = ("detgen/__main__.py", "detgen/py.typed", *(f"detgen/demo_models/{name}" for name in EMBEDDED))
+FILES = (
+    *("detgen/__main__.py", "detgen/py.typed", "detgen/models/tried.json"),
+    *(f"detgen/demo_models/{name}" for name in EMBEDDED),
+)
 _GLIBC = (2, 17)
 _NEEDED = {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 _ELF = {62: "x86_64", 183: "aarch64"}  # e_machine
