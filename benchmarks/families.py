@@ -222,6 +222,10 @@ def reason(found: dict[str, Any]) -> str:
     return says.replace("`", "")
 
 
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
 def table(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What `detgen models --families` shows: the version of transformers, and of each family its class, how it runs,
     and the proved operators or the reason."""
@@ -245,7 +249,7 @@ def document(shown: dict[str, Any]) -> str:
         rows = [(family, made, last) for family, (made, of, last) in families.items() if of == status]
         if rows:
             parts.append(f"\n## {title}\n\n| model type | class | {column} |\n| --- | --- | --- |\n")
-            parts += (f"| {family} | {made} | {last.replace('|', chr(92) + '|')} |\n" for family, made, last in rows)
+            parts += (f"| {family} | {made} | {_cell(last)} |\n" for family, made, last in rows)
     return "".join(parts)
 
 
