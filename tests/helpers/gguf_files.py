@@ -16,6 +16,7 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from detgen.bench.peers.gguf_file import write_gguf
+from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
 from detgen.models.loading import LoadedModel, load_model
@@ -172,3 +173,10 @@ def bits_of(loaded: LoadedModel, *, exactly: bool = True) -> np.ndarray:
     windows = [Window(0, 0, list(range(3, 43)), 40), Window(1, 0, [7, 8, 9], 3)]
     with forward.decoder.exactly() if exactly else nullcontext():
         return array(forward.run(windows)).copy()
+
+
+def check_same(path: Path, folder: Path) -> None:
+    """A file in float32 is the model of a folder, to the bit."""
+    file, own = loaded(path), loaded(folder)
+    assert (file.context, file.vocabulary) == (own.context, own.vocabulary)
+    assert same_bits(bits_of(file), bits_of(own))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import transformers as hf
 from helpers.examples import usual
-from helpers.gguf_files import bits_of, loaded, plain_tokenizer, write_vocabulary, written
+from helpers.gguf_files import bits_of, check_same, loaded, plain_tokenizer, write_vocabulary, written
 from helpers.small_models import STORED
 from safetensors.torch import load_file
 
@@ -22,6 +22,7 @@ from detgen.kernels.bits import same_bits
 from detgen.models.gguf_header import read_header
 from detgen.models.gguf_models import ends, settings
 from detgen.models.known import known
+from detgen.models.loading import load_model
 
 WINDOW, FULL = "sliding_attention", "full_attention"
 SIZES: dict[str, Any] = {**STORED, "sliding_window": 20, "head_dim": 20, "global_head_dim": 26}
@@ -130,10 +131,22 @@ def folders(random_model: Callable[..., Path]) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_gives_the_bits_of_the_folder(name: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = folders(name)
-    file, own = loaded(made(folder, tmp_path / "model.gguf")), loaded(folder)
-    assert (file.context, file.vocabulary) == (own.context, own.vocabulary)
-    assert same_bits(bits_of(file), bits_of(own))
+    check_same(made(folders(name), tmp_path / "model.gguf"), folders(name))
+
+
+def test_a_second_start_gives_the_bits_of_the_first(
+    folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of a model has the factors of its layers, which are no parameters, but numbers of the file."""
+    factor = {"blk.0.layer_output_scale.weight": np.array([0.75], np.float32)}
+    plain, path = (made(folders("sharing"), tmp_path / f"{i}.gguf", more=[{}, factor][i]) for i in range(2))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first = load_model(path, path.name, "auto", "none", role="target")
+    wanted = bits_of(first)
+    second = load_model(path, path.name, "auto", "none", role="target")
+    assert (first.own, second.own is not None) == (None, True)
+    assert same_bits(bits_of(second), wanted)
+    assert not same_bits(bits_of(loaded(plain)), wanted)
 
 
 def test_gates_of_experts_may_stand_apart(folders: Callable[[str], Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from helpers.gguf_files import bits_of, loaded, plain_tokenizer, write_vocabulary, written
+from helpers.gguf_files import bits_of, check_same, loaded, plain_tokenizer, write_vocabulary, written
 from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
 
@@ -118,10 +118,7 @@ def folders(random_model: Callable[..., Path]) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_gives_the_bits_of_the_folder(name: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = folders(name)
-    file, own = loaded(made(folder, tmp_path / "model.gguf")), loaded(folder)
-    assert (file.context, file.vocabulary) == (own.context, own.vocabulary)
-    assert same_bits(bits_of(file), bits_of(own))
+    check_same(made(folders(name), tmp_path / "model.gguf"), folders(name))
 
 
 def test_a_checkpoint_in_mxfp4_is_the_same_model(folders: Callable[[str], Path], tmp_path: Path) -> None:
