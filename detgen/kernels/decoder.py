@@ -47,6 +47,7 @@ class StateShape(NamedTuple):
         key_heads: queries and keys.
         size: entries of a key.
         values: entries of a value.
+        selective: whether each value has a step of its own, as `SelectiveScan` has it.
     """
 
     channels: int
@@ -55,6 +56,13 @@ class StateShape(NamedTuple):
     key_heads: int = 0
     size: int = 0
     values: int = 0
+    selective: bool = False
+
+    @property
+    def kept(self) -> int:
+        """Numbers that are kept of a row that is not certain."""
+        values = self.heads * self.values
+        return self.key_heads * self.size + values + (values if self.selective else 2 * self.heads)
 
 
 class LayerStates(NamedTuple):

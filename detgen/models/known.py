@@ -190,13 +190,16 @@ def _number(settings: Mapping[str, Any], *names: str) -> int:
 
 def _with_keys(settings: Mapping[str, Any]) -> int | None:
     """How many layers keep keys and values; some keep a state instead. None if the settings do not say."""
-    if settings.get("model_type") == "mamba2":
+    if settings.get("model_type") in ("mamba", "falcon_mamba", "mamba2"):
         return 0
     if isinstance(pattern := settings.get("hybrid_override_pattern"), str):  # Nemotron H's
         return pattern.count("*")
     for name in ("attn_layer_indices", "full_attn_idxs"):  # Bamba's, LFM2's
         if isinstance(indices := settings.get(name), list):
             return len(indices)
+    if settings.get("model_type") == "jamba":
+        every, first = (_number(settings, f"attn_layer_{name}") for name in ("period", "offset"))
+        return len(range(first, _number(settings, "num_hidden_layers"), every or 1))
     kinds = settings.get("layer_types") or settings.get("layers_block_type")
     if isinstance(kinds, list):
         return sum(kind not in _WITHOUT_KEYS for kind in kinds) - _number(settings, "num_kv_shared_layers")

@@ -13,7 +13,8 @@ from detgen.models.delta_steps import DeltaSteps
 from detgen.models.feed_forward_steps import BesideSteps, ExpertSteps, FeedForwardSteps
 from detgen.models.layer_input_steps import LayerInputSteps
 from detgen.models.mamba_steps import MambaSteps
-from detgen.models.parts import DeltaNet, FeedForward, Layer, Mamba, Mixer, ShortConvolution
+from detgen.models.parts import DeltaNet, FeedForward, Layer, Mamba, Mixer, SelectiveMamba, ShortConvolution
+from detgen.models.selective_mamba_steps import SelectiveMambaSteps
 from detgen.models.short_convolution_steps import ShortConvolutionSteps
 from detgen.models.step_parts import Angles, Branch, Entries, Keep, NormParts, taken
 from detgen.program import steps
@@ -21,7 +22,7 @@ from detgen.program.operands import Buffer, Into
 from detgen.program.program import Program
 from detgen.program.states import Watch
 
-MixerSteps: TypeAlias = AttentionSteps | DeltaSteps | ShortConvolutionSteps | MambaSteps
+MixerSteps: TypeAlias = AttentionSteps | DeltaSteps | ShortConvolutionSteps | MambaSteps | SelectiveMambaSteps
 
 
 class LayerSteps:
@@ -118,5 +119,7 @@ def _mixer_steps(mixer: Mixer, traits: AttentionTraits | None, form: Form, keep:
         return ShortConvolutionSteps(mixer, form, keep)
     if isinstance(mixer, Mamba):
         return MambaSteps(mixer, form, keep)
+    if isinstance(mixer, SelectiveMamba):
+        return SelectiveMambaSteps(mixer, form, keep)
     assert traits is not None, "it was recorded"
     return AttentionSteps(mixer, traits, form, keep)

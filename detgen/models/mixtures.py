@@ -32,6 +32,7 @@ class Mixture(NamedTuple):
         weighs_inputs: see `Experts`.
         shared: a feed-forward that all rows take, as far as a model has one, beside the mixture or in it.
         added: see `Route`.
+        normalized: see `Route`, where the router does not say.
         clamped: whether gates are clamped, and what they open; the experts say how far.
     """
 
@@ -41,6 +42,7 @@ class Mixture(NamedTuple):
     weighs_inputs: bool = False
     shared: str = "shared_expert"
     added: float = 1e-20
+    normalized: bool = True
     clamped: bool = False
 
 
@@ -76,6 +78,7 @@ MIXTURES = {
     "Gemma4TextDecoderLayer": Mixture(router="router", logits="proj"),
     "PhimoeSparseMoeBlock": Mixture(router="router", scoring=Scoring.SPARSE),
     "Cohere2MoeSparseMoeBlock": Mixture(shared="shared_experts"),
+    "JambaSparseMoeBlock": Mixture(router="router", normalized=False),
     "GptOssMLP": Mixture(router="router", scoring=Scoring.OVER_PICKS, clamped=True),
 }
 
@@ -143,7 +146,8 @@ def _routing(mlp: Any, router: Any, mixture: Mixture, array_of: Callable[[Any], 
         UnknownError: if it chooses in another way.
     """
     scoring = mixture.scoring
-    found: dict[str, Any] = {"scoring": scoring, "normalized": bool(getattr(router, "norm_topk_prob", True))}
+    normalized = bool(getattr(router, "norm_topk_prob", mixture.normalized))
+    found: dict[str, Any] = {"scoring": scoring, "normalized": normalized}
     if hasattr(router, "topk_method"):  # DeepSeek V2's
         found |= {"normalized": False, "factor": float(router.routed_scaling_factor)}
         if router.topk_method == "group_limited_greedy":

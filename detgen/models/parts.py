@@ -257,8 +257,43 @@ class Mamba:
     out: Linear
 
 
+@dataclass(frozen=True, slots=True)
+class SelectiveMamba:
+    """A mixer of the first Mamba: values, convolved, of which keys, queries and steps are made, and a selective scan.
+
+    Attributes:
+        shape: of what it keeps.
+        x: values.
+        gate: of its results, before `out`.
+        weight: [taps, values], of the convolution, whose results SiLU activates.
+        conv_bias: [values]; None for none.
+        low: gives short vectors, of which `step` makes steps.
+        kq: keys and queries, which others call B and C.
+        norms: of the short vectors, the keys and the queries; None for none.
+        step: see `SelectiveScan`, where these are the times; never in few bits.
+        rates: [size, values], the logarithms of the rates, which are negated.
+        bias: [values], of the steps.
+        skip: see `SelectiveScan`.
+        out: what follows.
+    """
+
+    shape: StateShape
+    x: Linear
+    gate: Linear
+    weight: np.ndarray
+    conv_bias: np.ndarray | None
+    low: Linear
+    kq: Linear
+    norms: tuple[Norm | None, Norm | None, Norm | None]
+    step: Linear
+    rates: np.ndarray
+    bias: np.ndarray
+    skip: np.ndarray
+    out: Linear
+
+
 # What tells a row of those before it.
-Mixer: TypeAlias = Attention | DeltaNet | ShortConvolution | Mamba
+Mixer: TypeAlias = Attention | DeltaNet | ShortConvolution | Mamba | SelectiveMamba
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from detgen.kernels.decoder import StateShape
 from detgen.models.delta_nets import delta_net, delta_shape
 from detgen.models.mambas import mamba, mamba_shape
 from detgen.models.parts import Linear, Mixer
+from detgen.models.selective_mambas import selective_mamba, selective_shape
 from detgen.models.short_convolutions import convolution_shape, short_convolution
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _SHAPES: dict[str, Callable[[Any], StateShape]] = {
     "GatedDeltaNet": delta_shape,
     "ShortConv": convolution_shape,
+    "MambaMixer": selective_shape,
     **dict.fromkeys(("MambaLayer", "BambaMixer", "FalconH1Mixer", "Mamba2Mixer"), mamba_shape),
 }
 
@@ -54,6 +56,8 @@ def state_mixer(
         return delta_net(net, linear_of, array_of)
     if kind == "ShortConv":
         return short_convolution(net, linear_of, array_of)
+    if kind == "MambaMixer":
+        return selective_mamba(net, linear_of, array_of)
     found = mamba(net, linear_of, array_of, getattr(config, "ssm_multipliers", None) or [1.0] * 5)
     return replace(found, out=found.out._replace(factor=float(getattr(layer, "ssm_out_multiplier", 1.0))))
 

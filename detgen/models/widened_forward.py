@@ -20,11 +20,16 @@ from detgen.program.arrays import array, floats, tensor
 
 _AT_A_TIME = 1 << 22  # entries of a linear layer that are widened at a time
 # Modules that round what a module in them reads to the number format of its weights, and that one's name.
-_ROUNDING = {"NemotronHBlock": "norm", "Mamba2Block": "norm", "Mamba2ForCausalLM": "lm_head"}
+_ROUNDING = {
+    **dict.fromkeys(("NemotronHBlock", "MambaBlock", "FalconMambaBlock", "Mamba2Block"), "norm"),
+    **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"), "lm_head"),
+}
 # Ends of names of linear layers that are never in few bits.
 _LIKE_ROUTERS = (
     *("shared_expert_gate", "gate.wg", "router.proj"),
     *("modality_router", "prediction_coefs", "correction_coefs"),  # Gemma 3n's
+    "mixer.dt_proj",
+    "mamba.dt_proj",
 )
 
 
@@ -119,11 +124,16 @@ def _widen(own: dict[str, nn.Parameter], of: str, read: Read, form: Form, module
 def _own(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that a module computes with, by name: its own, and some of modules in it.
 
-    Those of convolutions, which it never calls, and of a norm to whose number format it rounds what that reads.
+    Those of convolutions and of a Mamba's steps, which it never calls, and of a norm to whose number format it rounds
+    what that reads.
     """
     found = dict(module.named_parameters(recurse=False))
     for inner, one in module.named_children():
-        if type(one) is nn.Conv1d or (inner == _ROUNDING.get(type(module).__name__) and type(one) is not nn.Linear):
+        if (
+            type(one) is nn.Conv1d
+            or inner == "dt_proj"
+            or (inner == _ROUNDING.get(type(module).__name__) and type(one) is not nn.Linear)
+        ):
             found |= {f"{inner}.{name}": parameter for name, parameter in one.named_parameters()}
     return found
 

@@ -52,7 +52,7 @@ from detgen.program.operands import (
 )
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
-from detgen.program.states import Convolve, DeltaRule, Recurrence, StateSpace, Watch
+from detgen.program.states import Convolve, DeltaRule, Recurrence, SelectiveScan, StateSpace, Watch
 from detgen.program.storage import RULES, numbers, unpack
 from detgen.program.widening import in_floats
 
@@ -333,6 +333,18 @@ def _state_space(step: StateSpace, at: Pass) -> None:
         at[step.to][row] = fma(value, step.skip[:, None], _asked(state, query)).flatten()
 
 
+@compute.register
+def _selective_scan(step: SelectiveScan, at: Pass) -> None:
+    def moved(state: Tensor, row: Tensor) -> Tensor:
+        key, value, time = row.split([step.size, step.values, step.values])
+        return fma(key[:, None], value * time, state * exponential(time * step.rates))
+
+    keys, queries = at[step.kq].split(step.size, 1)
+    inputs = torch.cat([keys, at[step.x], softplus(at[step.times] + step.bias)], 1)
+    for row, state in _moved(step, at, inputs, moved):
+        at[step.to][row] = fma(at[step.x][row], step.skip, _asked(state, queries[row, None, :, None])[0])
+
+
 def _asked(state: Tensor, entries: Tensor) -> Tensor:
     """A state, [heads, size, values], times a query or a key of each head, [heads, size, 1]: [heads, values]."""
     out = torch.zeros(state.shape[0], state.shape[2])
@@ -359,27 +371,40 @@ def _states(
     """
     keys, values = step.key_heads * step.size, step.heads * step.values
     queries, x = at[step.qkv].split([keys, keys + values], 1)
-    inputs = torch.cat([x, decays, strengths], 1)
 
     def each(row: Tensor) -> Tensor:
         """[key_heads * size] -> [heads, size, 1]."""
         return row.view(step.key_heads, step.size).repeat_interleave(step.heads // step.key_heads, 0)[..., None]
 
-    def moved(state: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    def moved(state: Tensor, row: Tensor) -> Tensor:
         key, value, decay, strength = row.split([keys, values, step.heads, step.heads])
-        value = value.view(step.heads, -1)
-        return after(state * decay[:, None, None], each(key), value, strength[:, None]), value
+        return after(state * decay[:, None, None], each(key), value.view(step.heads, -1), strength[:, None])
 
+    for row, state in _moved(step, at, torch.cat([x, decays, strengths], 1), moved):
+        yield row, state, each(queries[row]), x[row, keys:].view(step.heads, -1)
+
+
+def _moved(
+    step: Recurrence | SelectiveScan, at: Pass, inputs: Tensor, moved: Callable[[Tensor, Tensor], Tensor]
+) -> Iterator[tuple[int, Tensor]]:
+    """Of each row: its place and the state behind it; states that are certain are kept.
+
+    Args:
+        step: the step.
+        at: the pass.
+        inputs: what is kept of each row, [rows, width].
+        moved: what a state becomes by a row of them.
+    """
     for slot, first, start, tokens, base, certain in _spans(at):
         state = step.state[slot].clone() if base else torch.zeros_like(step.state[slot])
         for position in range(base, start):
-            state, _ = moved(state, step.kept[slot, position % step.ring])
+            state = moved(state, step.kept[slot, position % step.ring])
         if certain == start:
             step.state[slot] = state
         for position in range(start, start + tokens):
             row = first + position - start
-            state, value = moved(state, inputs[row])
-            yield row, state, each(queries[row]), value
+            state = moved(state, inputs[row])
+            yield row, state
             if position + 1 == certain:
                 step.state[slot] = state
             if position >= certain:

@@ -1,4 +1,4 @@
-"""The steps of layers that keep a state of each sequence: a short convolution, a delta rule, a state space.
+"""The steps of layers that keep a state of each sequence: a short convolution, a delta rule, state spaces.
 
 A state that is kept belongs to a position: it is what the tokens before that position make of it. The rows of a pass
 are computed from it, and only those that are certain move it on. Of the others, what they would add is kept, in a ring
@@ -135,6 +135,52 @@ class StateSpace(Recurrence):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class SelectiveScan(Step):
+    """The selective state space of the first Mamba (Gu and Dao, arXiv 2312.00752), one row after the other.
+
+    Attributes:
+        x: values, [values].
+        times: [values]; softplus(times + bias) is a row's step of each value; times rates, the logarithms of what is
+            left of the entries behind it.
+        kq: keys and queries, [size] each, one behind the other.
+        to: takes the results, [values] of a row.
+        rates: [size, values], not above 0.
+        bias: [values].
+        skip: [values], by which values are multiplied and added to the results.
+        size: entries of a key.
+        values: entries of a value.
+        ring: see `Recurrence`.
+        state: [slots, 1, size, values].
+        kept: [slots, ring, size + 2 * values]: keys, values and steps of rows that were not certain, by position modulo
+            `ring`.
+    """
+
+    x: Buffer
+    times: Buffer
+    kq: Buffer
+    to: Buffer
+    rates: Floats
+    bias: Floats
+    skip: Floats
+    size: int
+    values: int
+    ring: int
+    state: Entries
+    kept: Entries
+
+    def _faults(self) -> Iterator[str]:
+        yield from wide(self.x, self.values)
+        yield from wide(self.times, self.values)
+        yield from wide(self.kq, 2 * self.size)
+        yield from wide(self.to, self.values)
+        yield from shaped("rates", self.rates, (self.size, self.values))
+        yield from shaped("bias", self.bias, (self.values,))
+        yield from shaped("skip", self.skip, (self.values,))
+        yield from shaped("state", self.state, (None, 1, self.size, self.values))
+        yield from shaped("kept", self.kept, (None, self.ring, self.size + 2 * self.values))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Watch(Step):
     """Notes rows that are not finite, where the last layer has no keys by which they are known.
 
@@ -150,4 +196,4 @@ class Watch(Step):
             yield "watches the wanted rows alone"
 
 
-STATEFUL = (Convolve, DeltaRule, StateSpace, Watch)
+STATEFUL = (Convolve, DeltaRule, StateSpace, SelectiveScan, Watch)

@@ -29,7 +29,7 @@ from detgen.program.operands import (
     tabled,
     wide,
 )
-from detgen.program.states import Convolve, DeltaRule, StateSpace, Watch
+from detgen.program.states import Convolve, DeltaRule, SelectiveScan, StateSpace, Watch
 from detgen.program.storage import Storage
 
 
@@ -463,5 +463,5 @@ class Mix(Step):
 STEPS: tuple[type[Step], ...] = (
     *(Embed, EmbedColumn, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
     *(Route, Sort, ExpertLinear, Combine, Activate, Softmax, Sum),
-    *(Convolve, DeltaRule, Weigh, StateSpace, Watch, GaussianTopK, Mix),
+    *(Convolve, DeltaRule, Weigh, StateSpace, Watch, GaussianTopK, Mix, SelectiveScan),
 )

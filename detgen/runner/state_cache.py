@@ -98,9 +98,8 @@ def _certain(windows: Windows, base: np.ndarray) -> np.ndarray:
 
 def _sizes(shape: StateShape) -> tuple[tuple[int, ...], ...]:
     """The sizes of a slot's buffers, in the order of `LayerStates`."""
-    keys, values = shape.key_heads * shape.size, shape.heads * shape.values
     return (
         (MOST_DRAFTED + shape.taps, shape.channels),
         (shape.heads, shape.size, shape.values),
-        (_RING, keys + values + 2 * shape.heads),
+        (_RING, shape.kept),
     )

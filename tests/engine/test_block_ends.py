@@ -117,8 +117,8 @@ def test_without_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared(rounds, todo) == [0, 0, 0, 0]
 
 
-# Of deltas beside an attention, of a state space beside one; of convolutions beside one, of state spaces alone.
-FAMILIES = usual(["qwen3_5_text"], ["falcon_h1", "lfm2", "mamba2"])
+# Of deltas beside an attention, of state spaces beside one; of convolutions beside one, of state spaces alone.
+FAMILIES = usual(["qwen3_5_text"], ["falcon_h1", "jamba", "lfm2", "mamba2"])
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

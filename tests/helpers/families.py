@@ -57,6 +57,10 @@ SPACES: dict[str, Any] = {  # of Mamba-2 mixers; in the last layer too
     **{"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3},
     **{"mamba_chunk_size": 16, "num_hidden_layers": 3},
 }
+SCANNED: dict[str, Any] = {  # of the first Mamba
+    **{"vocab_size": 320, "hidden_size": 44, "num_hidden_layers": 2, "state_size": 12, "conv_kernel": 3},
+    **{"expand": 2, "time_step_rank": 10, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 0},
+}
 MULTIPLIED: dict[str, Any] = {  # Granite's
     **{"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8.0},
 }
@@ -153,6 +157,11 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
     ),
     "nemotron_h": lambda: hf.NemotronHConfig(
         **NEMOTRON_H, layers_block_type=["linear_attention", "moe", "full_attention", "linear_attention", "mlp"]
+    ),
+    "jamba": lambda: hf.JambaConfig(
+        **{**LLAMA, "num_hidden_layers": 3, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 5},
+        **{"num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1},
+        **{"mamba_d_state": 12, "mamba_d_conv": 3, "mamba_dt_rank": 10},
     ),
     "falcon_h1": lambda: hf.FalconH1Config(
         **{**SPACES, "mamba_d_ssm": 128, "mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True},
@@ -336,6 +345,8 @@ ROWS: dict[str, Callable[[], Any]] = {
         **{**SPACES, "mamba_d_ssm": 128, "mamba_rms_norm": False, "mamba_proj_bias": True, "attention_bias": True}
     ),
     "bamba": lambda: hf.BambaConfig(**SPACES, attn_layer_indices=[1]),
+    "mamba": lambda: hf.MambaConfig(**SCANNED, use_conv_bias=False, use_bias=True),
+    "falcon_mamba": lambda: hf.FalconMambaConfig(**SCANNED, tie_word_embeddings=False),
     "mamba2": lambda: hf.Mamba2Config(
         vocab_size=320,
         **{"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2},

@@ -36,7 +36,7 @@ from detgen.program.operands import (
 )
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.states import STATEFUL, Convolve, DeltaRule, StateSpace, Watch
+from detgen.program.states import STATEFUL, Convolve, DeltaRule, SelectiveScan, StateSpace, Watch
 from detgen.program.storage import Storage
 
 Run = Callable[[Rows, dict[Buffer, np.ndarray]], Array]
@@ -532,6 +532,29 @@ def _recurrent(draw: st.DrawFn, kind: type[DeltaRule | StateSpace]) -> Case:
     return made.case(spans=spans)
 
 
+@st.composite
+def _scanned(draw: st.DrawFn) -> Case:
+    made = Making(draw)
+    made.wanted = False
+    spans = _spans(made, RING)
+    size, values = draw(st.sampled_from([1, 8, 16, 20])), draw(st.sampled_from([1, 8, 16, 70, 130]))
+    made.add(
+        SelectiveScan,
+        x=made.read("x", values),
+        times=made.read("times", values),
+        kq=made.read("kq", 2 * size),
+        to=Buffer("to", values),
+        rates=-np.abs(made.numbers(size, values)),
+        bias=made.numbers(values),
+        skip=made.numbers(values),
+        **{"size": size, "values": values},
+        ring=RING,
+        state=made.numbers(3, 1, size, values),
+        kept=made.numbers(3, RING, size + 2 * values),
+    )
+    return made.case(spans=spans)
+
+
 def _router(made: Making, experts: int, picks: int) -> Buffer:
     """Routes, of which there may be ties."""
     logits = made.numbers(made.count, experts)
@@ -619,6 +642,7 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     Convolve: (_convolved(), 40),
     DeltaRule: (_recurrent(DeltaRule), 40),
     StateSpace: (_recurrent(StateSpace), 40),
+    SelectiveScan: (_scanned(), 40),
     Watch: (_watched(), 20),
     steps.GaussianTopK: (
         _rowwise(steps.GaussianTopK, LONG, into=False, deviations=st.sampled_from([0.0, 0.3, 1.7, -1.0])),

@@ -59,6 +59,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **{"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2},
         pad_token_id=0,
     ),
+    "mamba": lambda: hf.MambaConfig(vocab_size=320, hidden_size=64, num_hidden_layers=2, state_size=12),
     "opt": lambda: hf.OPTConfig(
         vocab_size=320, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64
     ),
@@ -144,7 +145,7 @@ def halved_matrices(tensors: dict[str, torch.Tensor]) -> None:
 # Some forwards round what modules read to the number format of their weights, or keep factors in it.
 IN_16_BITS = usual(
     [("llama, tied", halved), ("llama, tied", halved_matrices), ("falcon-h1", halved), ("gemma3n_text", halved)],
-    [(family, halved) for family in ("nemotron-h", "mamba2", "deepseek_v3", "gemma4_text")],
+    [(family, halved) for family in ("nemotron-h", "mamba", "mamba2", "deepseek_v3", "gemma4_text")],
 )
 
 

@@ -73,6 +73,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **{"n_routed_experts": 6, "moe_intermediate_size": 160, "moe_shared_expert_intermediate_size": 160},
         layers_block_type=["linear_attention", "full_attention", "moe", "mlp", "linear_attention"],
     ),
+    "jamba": lambda: hf.JambaConfig(
+        **GROUPED | {"attn_layer_period": 4, "attn_layer_offset": 1, "num_experts": 6, "mamba_dt_rank": 20},
+    ),
     "gpt-oss": lambda: hf.GptOssConfig(
         **GROUPED | {"intermediate_size": 160}, head_dim=64, sliding_window=50, num_local_experts=6
     ),
@@ -107,7 +110,7 @@ def test_errors_of_logits(family: str, demo_models: Any, random_model: Callable[
     forward.cache.pages.lay_out(1, len(ids) + 1)
     own = tensor(forward.run([Window(0, 0, ids, len(ids))]))
     plain: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
-    if family in ("mixtral", "gpt-oss", "deepseek-v3", "qwen3-next", "granite-hybrid", "nemotron-h"):
+    if family in ("mixtral", "gpt-oss", "deepseek-v3", "qwen3-next", "granite-hybrid", "jamba", "nemotron-h"):
         plain["experts_implementation"] = "eager"
     model = hf.AutoModelForCausalLM.from_pretrained(folder, **plain)
     with torch.inference_mode():

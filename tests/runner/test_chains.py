@@ -227,9 +227,9 @@ def test_passes_that_nobody_needs_are_not_run(forward: ModelRunner) -> None:
     assert forward.passes == before + 1
 
 
-@pytest.mark.parametrize("family", usual(["qwen3_5_text"], ["lfm2", "mamba2", "falcon_h1"]))
+@pytest.mark.parametrize("family", usual(["qwen3_5_text"], ["lfm2", "mamba", "mamba2", "falcon_h1"]))
 def test_states_move_on(family: str) -> None:
-    """Of a delta rule, of convolutions alone, of a state space, and of one beside an attention."""
+    """Of a delta rule, of convolutions alone, of state spaces, and of one beside an attention."""
     results = []
     for at_once in (False, True):
         torch.manual_seed(7)

@@ -107,6 +107,7 @@ static int64_t tasks_of(const Step *s, const Run *run) {
     if (s->kind == CONVOLVE) return pass->spans * blocks_of_channels(&s->convolve);
     if (s->kind == DELTA_RULE) return recurrence_tasks(pass, rule_of(&s->delta_rule));
     if (s->kind == STATE_SPACE) return recurrence_tasks(pass, space_of(&s->state_space));
+    if (s->kind == SELECTIVE_SCAN) return pass->spans * blocks_of_scan(&s->selective_scan);
     if (s->kind == LINEAR) return blocks_of_rows(rows) * shares_of(&s->linear, run, rows);
     if (s->kind == SCORED_LINEAR) return blocks_of_rows(rows) * blocks_of(&s->scored_linear);
     const int64_t each = rows_a_task(rows, pass->threads);
@@ -360,6 +361,11 @@ static void task_of(const Step *s, const Run *run, int64_t task, float *scratch)
     }
     case DELTA_RULE: recur(run, rule_of(&s->delta_rule), task, scratch); break;
     case STATE_SPACE: recur(run, space_of(&s->state_space), task, scratch); break;
+    case SELECTIVE_SCAN: {
+        const SelectiveScan *a = &s->selective_scan;
+        scan_task(a, pass, task, rows_in(run, a->x), rows_in(run, a->times), rows_in(run, a->kq), rows_in(run, a->to), scratch);
+        break;
+    }
     default: {
         const int64_t each = rows_a_task(rows, pass->threads), end = (task + 1) * each;
         for (int64_t row = task * each; row < (end < rows ? end : rows); row++) row_task(s, run, row);
@@ -429,6 +435,7 @@ static Sizes sizes_of(const Program *program, const Pass *pass) {
         if (s->kind == SORT) AT_LEAST(picks, s->sort.routes.width / 2);
         if (s->kind == DELTA_RULE) AT_LEAST(room, s->delta_rule.size * VALUES_A_TASK);
         if (s->kind == STATE_SPACE) AT_LEAST(room, s->state_space.size * VALUES_A_TASK);
+        if (s->kind == SELECTIVE_SCAN) AT_LEAST(room, s->selective_scan.size * VALUES_A_TASK);
         if (s->kind != ATTEND) continue;
         AT_LEAST(room, attend_room(&s->attend));
         if (before && alike(before, &s->attend)) continue;

@@ -44,17 +44,22 @@ static void convolve_task(const Convolve *s, const Pass *pass, int64_t task, Row
                sizeof(float) * (end - first));
 }
 
-/* log(1 + e^x), the logarithm in float64. */
-static float softplus(float x) {
-    float e[LANES];
-    store(e, exponential(all(-fabsf(x))));
-    return (x < 0 ? 0.0f : x) + (e[0] == e[0] ? (float)logarithm(1 + (double)e[0]) : e[0]);
-}
-
 static float first_of(vec v) {
     float lanes[LANES];
     store(lanes, v);
     return lanes[0];
+}
+
+/* log(1 + e^x) by the exponential of -|x|; the logarithm in float64. */
+INLINE float softplus_by(float e, float x) {
+    return (x < 0 ? 0.0f : x) + (e == e ? (float)logarithm(1 + (double)e) : e);
+}
+static float softplus(float x) { return softplus_by(first_of(exponential(all(-fabsf(x)))), x); }
+static vec softplus_of(vec x) {
+    float of[LANES], e[LANES];
+    store(of, x), store(e, exponential(mul(magnitude(x), all(-1.0f))));
+    for (int i = 0; i < LANES; i++) of[i] = softplus_by(e[i], of[i]);
+    return load(of);
 }
 
 /* A delta rule or a state space; what one of them lacks is null. */
@@ -171,6 +176,67 @@ INLINE void gates_of(const Recurrence *s, int64_t head, float decay, float stren
     if (s->skip) step = step < s->least ? s->least : step > s->most ? s->most : step;
     row->decay = first_of(exponential(all(step * s->rates[head])));
     row->strength = s->skip ? step : first_of(sigmoid(all(strength)));
+}
+
+INLINE int64_t blocks_of_scan(const SelectiveScan *s) { return (s->values + VALUES_A_TASK - 1) / VALUES_A_TASK; }
+
+/* Moves some columns of the state of a selective scan on by a row; what its query finds behind it, if there is one. */
+INLINE void scan_row(float *state, const SelectiveScan *s, int64_t first, int64_t n, const float *key, const vec *value,
+                     const vec *steps, const float *query, vec *sums) {
+    vec added[VECTORS];
+    for (int j = 0; j < VECTORS; j++) added[j] = mul(value[j], steps[j]), sums[j] = all(0.0f);
+    for (int64_t i = 0; i < s->size; i++) {
+        const vec entry = all(key[i]), asked = all(query ? query[i] : 0.0f);
+        vec rates[VECTORS];
+        load_values(rates, s->rates + i * s->values + first, n);
+        for (int j = 0; j < VECTORS; j++) {
+            float *at = state + i * VALUES_A_TASK + j * LANES;
+            const vec left = fma3(entry, added[j], mul(load(at), exponential(mul(steps[j], rates[j]))));
+            store(at, left);
+            if (query) sums[j] = fma3(left, asked, sums[j]);
+        }
+    }
+}
+
+/* Some columns of the state of a selective scan, [size, VALUES_A_TASK] of which `state` has room for. */
+static void scan_task(const SelectiveScan *s, const Pass *pass, int64_t task, RowsOf x, RowsOf times, RowsOf kq, RowsOf to,
+                      float *state) {
+    const int64_t blocks = blocks_of_scan(s), first = task % blocks * VALUES_A_TASK, width = s->size + 2 * s->values;
+    const int64_t n = s->values - first < VALUES_A_TASK ? s->values - first : VALUES_A_TASK;
+    const Span span = pass->span[task / blocks];
+    float *kept = (float *)s->kept + span.slot * s->ring * width + first;
+    float *stored = (float *)s->state + span.slot * s->size * s->values + first;
+    vec value[VECTORS], steps[VECTORS], sums[VECTORS];
+    memset(state, 0, sizeof(float) * s->size * VALUES_A_TASK);
+    if (span.base)
+        for (int64_t i = 0; i < s->size; i++) memcpy(state + i * VALUES_A_TASK, stored + i * s->values, sizeof(float) * n);
+    for (int64_t position = span.base; position < span.start; position++) {
+        const float *of = kept + position % s->ring * width;
+        load_values(value, of + s->size, n), load_values(steps, of + s->size + s->values, n);
+        scan_row(state, s, first, n, of - first, value, steps, 0, sums);
+    }
+    for (int64_t r = 0; r <= span.tokens; r++) {
+        const int64_t position = span.start + r, row = span.row + r;
+        if (position == span.certain)
+            for (int64_t i = 0; i < s->size; i++)
+                memcpy(stored + i * s->values, state + i * VALUES_A_TASK, sizeof(float) * n);
+        if (r == span.tokens) break;
+        const float *own = x.at + row * x.apart + first, *key = kq.at + row * kq.apart;
+        float *of = to.at + row * to.apart + first;
+        vec bias[VECTORS], skip[VECTORS];
+        load_values(value, own, n), load_values(steps, times.at + row * times.apart + first, n);
+        load_values(bias, s->bias + first, n), load_values(skip, s->skip + first, n);
+        for (int j = 0; j < VECTORS; j++) steps[j] = softplus_of(add(steps[j], bias[j]));
+        scan_row(state, s, first, n, key, value, steps, key + s->size, sums);
+        for (int j = 0; j < VECTORS && j * LANES < n; j++)
+            store_some(of + j * LANES, fma3(value[j], skip[j], sums[j]), n - j * LANES);
+        if (position < span.certain) continue;
+        float *left = kept + position % s->ring * width;
+        if (!first) memcpy(left, key, sizeof(float) * s->size);
+        memcpy(left + s->size, own, sizeof(float) * n);
+        for (int j = 0; j < VECTORS && j * LANES < n; j++)
+            store_some(left + s->size + s->values + j * LANES, steps[j], n - j * LANES);
+    }
 }
 
 /* Some columns of the state of a head. */

@@ -17,7 +17,7 @@ from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import PANEL, Buffer, Into, Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows, Take
-from detgen.program.states import Convolve, DeltaRule, StateSpace, Watch
+from detgen.program.states import Convolve, DeltaRule, SelectiveScan, StateSpace, Watch
 from detgen.program.storage import FORMATS
 from detgen.program.widening import widened
 
@@ -166,6 +166,10 @@ def _state_space(s: StateSpace, of: _Pass) -> None:
     state_kernels.recur(s, of[s.qkv], of[s.decay], None, of.spans, of[s.to])
 
 
+def _selective_scan(s: SelectiveScan, of: _Pass) -> None:
+    state_kernels.scan(s, of[s.x], of[s.times], of[s.kq], of.spans, of[s.to])
+
+
 def _watch(s: Watch, of: _Pass) -> None:
     rowwise.watch(of[s.x], of.broken)
 
@@ -194,6 +198,7 @@ KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
     Convolve: _convolve,
     DeltaRule: _delta_rule,
     StateSpace: _state_space,
+    SelectiveScan: _selective_scan,
     Watch: _watch,
     steps.GaussianTopK: _gaussian_top_k,
     steps.Mix: _mix,

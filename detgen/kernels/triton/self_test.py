@@ -32,7 +32,7 @@ from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import LOGIT_BLOCK, PAGE, PANEL, SCORED, Activation, Buffer, Cache, Into, Scoring, Step
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.states import STATEFUL, Convolve, DeltaRule, StateSpace, Watch
+from detgen.program.states import STATEFUL, Convolve, DeltaRule, SelectiveScan, StateSpace, Watch
 from detgen.program.storage import RULES, Storage
 
 _ROWS = 5
@@ -229,6 +229,11 @@ def _states(drawn: Any) -> Iterator[Tried]:
     yield _of(DeltaRule(name="delta rule", qkv=qkv, to=ruled, strength=strength, **gates, **sizes, **kept))
     limits: dict[str, Any] = {"skip": drawn(2), "least": 0.5, "most": 1.5}
     yield _of(StateSpace(name="state space", qkv=qkv, to=ruled, **limits, **gates, **sizes, **kept))
+    scanned: dict[str, Any] = {"x": x, "times": Buffer("times", 70), "kq": Buffer("kq", 32), "to": mixed}
+    sizes = {"size": 16, "values": 70, "ring": ring}
+    kept = {"state": drawn(1, 1, 16, 70), "kept": drawn(1, ring, 16 + 140)}
+    fixed: dict[str, Any] = {"rates": -drawn(16, 70).abs(), "bias": drawn(70), "skip": drawn(70)}
+    yield _of(SelectiveScan(name="selective scan", **scanned, **sizes, **fixed, **kept))
     large = steps.Copy(name="copy", x=decay, to=Into(strength, factor=3e38))  # some of it is infinite then
     yield _of(large, Watch(name="rows that are watched", x=strength))
 

@@ -1,4 +1,4 @@
-"""Layers that keep a state of each sequence: the short convolution, the gated delta rule, the state space.
+"""Layers that keep a state of each sequence: the short convolution, the gated delta rule, state spaces.
 
 Promise: what a row gets depends on its own sequence alone. A program has some channels of one sequence, or some columns
 of a head's state; its rows come one after the other, in the order of their positions, as docs/numerics.md says, and
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from detgen.kernels.triton.float_functions import activated, exponential, logarithm, sigmoid
 from detgen.kernels.triton.launching import OPTIONS, above, tile
-from detgen.program.states import Convolve, DeltaRule, StateSpace
+from detgen.program.states import Convolve, DeltaRule, SelectiveScan, StateSpace
 
 _ROWS, _CHANNELS = 16, 64  # of a tile, at most
 _VALUES = 32  # columns of a state that a program has, one a thread: what a thread writes, it reads again
@@ -189,6 +189,76 @@ def _recur(
                                 tl.store(of + own + i, tl.load(query + keys + i))
 
 
+@triton.jit
+def _scanned(state, key, value, step, rates, apart, there, SIZE: tl.constexpr):
+    """Moves that of a selective scan on."""
+    u = value * step
+    for i in range(SIZE):
+        decay = exponential(step * tl.load(rates + i * apart, mask=there, other=0.0))
+        s = tl.fma(tl.load(key + i), u, tl.load(state + i * apart, mask=there, other=0.0) * decay)
+        tl.store(state + i * apart, s, mask=there)
+
+
+@triton.jit
+def _scan(
+    x,
+    times,
+    kq,
+    rates,
+    biases,
+    skips,
+    states,
+    kept,
+    spans,
+    working,
+    to,
+    count,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RING: tl.constexpr,
+    VALUES: tl.constexpr,
+):
+    wide: tl.constexpr = SIZE + 2 * WIDTH  # what is kept of a row
+    column = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
+    there = column < WIDTH
+    state = working + tl.program_id(0).to(tl.int64) * (SIZE * WIDTH) + column
+    rate = rates + column
+    bias, skip = tl.load(biases + column, mask=there, other=0.0), tl.load(skips + column, mask=there, other=0.0)
+    for number in range(tl.program_id(0), count, tl.num_programs(0)):
+        slot, first, start, tokens, base, certain = _span(spans, number)
+        stored = states + slot * (SIZE * WIDTH) + column
+        if tokens > 0:
+            for i in range(SIZE):
+                s = tl.load(stored + i * WIDTH, mask=there, other=0.0)
+                tl.store(state + i * WIDTH, tl.where(base > 0, s, 0.0), mask=there)
+            for position in range(base, start):
+                of = kept + (slot * RING + position % RING) * wide
+                value = tl.load(of + SIZE + column, mask=there, other=0.0)
+                step = tl.load(of + SIZE + WIDTH + column, mask=there, other=0.0)
+                _scanned(state, of, value, step, rate, WIDTH, there, SIZE)
+            if certain == start:
+                _copied(stored, state, there, SIZE, WIDTH)
+            for row in range(first, first + tokens):
+                position = start + row - first
+                key = kq + row * (2 * SIZE)
+                value = tl.load(x + row * WIDTH + column, mask=there, other=0.0)
+                step = _softplus(tl.load(times + row * WIDTH + column, mask=there, other=0.0) + bias)
+                _scanned(state, key, value, step, rate, WIDTH, there, SIZE)
+                y = tl.zeros((VALUES,), tl.float32)
+                for i in range(SIZE):
+                    y = tl.fma(tl.load(state + i * WIDTH, mask=there, other=0.0), tl.load(key + SIZE + i), y)
+                tl.store(to + row * WIDTH + column, tl.fma(value, skip, y), mask=there)
+                if position + 1 == certain:
+                    _copied(stored, state, there, SIZE, WIDTH)
+                if position >= certain:
+                    of = kept + (slot * RING + position % RING) * wide
+                    tl.store(of + SIZE + column, value, mask=there)
+                    tl.store(of + SIZE + WIDTH + column, step, mask=there)
+                    if tl.program_id(1) == 0:
+                        for i in range(SIZE):
+                            tl.store(of + i, tl.load(key + i))
+
+
 def convolve(step: Convolve, x: torch.Tensor, spans: torch.Tensor, to: torch.Tensor) -> None:
     """`states.Convolve` of all rows of a pass.
 
@@ -226,8 +296,8 @@ def recur(
         to: float32 [rows, heads * values]; likewise.
     """
     heads, size, width = step.heads, step.size, step.values
-    side = min(len(spans), max(_MOST // (4 * heads * size * width), 1))  # sequences in progress at a time
-    working, values = qkv.new_empty(side, heads, size, width), above(tile(width, _VALUES), _VALUES)
+    working, values = _working(qkv, len(spans), heads, size, width)
+    side = len(working)
     skip, least, most = (step.skip, step.least, step.most) if isinstance(step, StateSpace) else (qkv, 0.0, 0.0)
     _recur[(side, heads, triton.cdiv(width, values))](
         *(qkv, decay, qkv if strength is None else strength, step.rates, step.bias, skip, step.state, step.kept),
@@ -236,3 +306,36 @@ def recur(
         num_warps=1,
         **OPTIONS,
     )
+
+
+def scan(
+    step: SelectiveScan,
+    x: torch.Tensor,
+    times: torch.Tensor,
+    kq: torch.Tensor,
+    spans: torch.Tensor,
+    to: torch.Tensor,
+) -> None:
+    """`states.SelectiveScan` of all rows of a pass.
+
+    Args:
+        step: the step.
+        x: float32 [rows, values].
+        times: float32 [rows, values].
+        kq: float32 [rows, 2 * size].
+        spans: see `convolve`.
+        to: float32 [rows, values]; likewise.
+    """
+    working, values = _working(x, len(spans), 1, step.size, step.values)
+    _scan[(len(working), triton.cdiv(step.values, values))](
+        *(x, times, kq, step.rates, step.bias, step.skip, step.state, step.kept, spans, working, to, len(spans)),
+        *(step.size, step.values, step.ring, values),
+        num_warps=1,
+        **OPTIONS,
+    )
+
+
+def _working(like: torch.Tensor, spans: int, heads: int, size: int, width: int) -> tuple[torch.Tensor, int]:
+    """Room for the states of sequences that are in progress at a time, and columns of a program."""
+    side = min(spans, max(_MOST // (4 * heads * size * width), 1))
+    return like.new_empty(side, heads, size, width), above(tile(width, _VALUES), _VALUES)

@@ -13,6 +13,7 @@ from helpers.steps import numbers
 from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
@@ -23,7 +24,7 @@ from detgen.program.interpreter import Interpreter
 from detgen.program.operands import Activation, Buffer, Into
 from detgen.program.program import Program
 from detgen.program.rows import Rows
-from detgen.program.states import Convolve, DeltaRule, StateSpace
+from detgen.program.states import Convolve, DeltaRule, SelectiveScan, StateSpace
 from detgen.program.steps import Norm
 
 LIBRARIES = {name: library for name in BUILDS if (library := build(name)) is not None}
@@ -33,19 +34,28 @@ X, MIXED, TO = Buffer("x", WIDTH), Buffer("mixed", WIDTH), Buffer("to", HEADS * 
 DECAY, STRENGTH = Buffer("decay", HEADS), Buffer("strength", HEADS)
 WEIGHT, RATES, BIAS = numbers(1, TAPS, WIDTH) / 2, -np.abs(numbers(2, HEADS)), numbers(3, HEADS)
 SKIP, LIMITS = numbers(10, HEADS), (0.4, 1.3)  # of a state space, whose steps are between them
-GIVEN = {X: numbers(4, LENGTH, WIDTH), DECAY: numbers(5, LENGTH, HEADS), STRENGTH: numbers(6, LENGTH, HEADS)}
+KQ, TIMES, VALUE = Buffer("kq", 2 * SIZE), Buffer("times", TO.width), Buffer("value", TO.width)  # of a scan
+GIVEN = {
+    **{X: numbers(4, LENGTH, WIDTH), DECAY: numbers(5, LENGTH, HEADS), STRENGTH: numbers(6, LENGTH, HEADS)},
+    **{b: numbers(11 + i, LENGTH, b.width) for i, b in enumerate((KQ, TIMES, VALUE))},
+}
+FIXED = {"rates": -np.abs(numbers(14, SIZE, TO.width)), "bias": numbers(15, TO.width), "skip": numbers(16, TO.width)}
 
-
-KINDS = [DeltaRule, StateSpace]
-Kind = type[DeltaRule] | type[StateSpace]
+KINDS = [DeltaRule, StateSpace, SelectiveScan]
+Kind = type[DeltaRule] | type[StateSpace] | type[SelectiveScan]
 
 
 def _program(kind: Kind) -> Program:
     """A convolution and a delta rule with queries and keys of length 1, of two slots in which others left something.
 
-    Or a convolution with a bias and a state space.
+    Or a convolution with a bias and a state space, or a selective scan alone.
     """
-    made, keys = Program(X, DECAY, STRENGTH), KEYS * SIZE
+    made, keys = Program(*GIVEN), KEYS * SIZE
+    if kind is SelectiveScan:
+        left = {"state": numbers(8, 2, 1, SIZE, TO.width), "kept": numbers(9, 2, RING, SIZE + 2 * TO.width)}
+        scanned: dict[str, Any] = {"size": SIZE, "values": TO.width, "ring": RING, **FIXED, **left}
+        made.add(SelectiveScan(name="scanned", x=VALUE, times=TIMES, kq=KQ, to=TO, **scanned))
+        return made
     silu: dict[str, Any] = {"activation": Activation.SILU, "taps": TAPS, "ring": RING}
     bias = None if kind is DeltaRule else WEIGHT[0]
     made.add(
@@ -80,7 +90,7 @@ def _whole(run: Interpreter | Runner) -> np.ndarray:
     return _pass(run, GIVEN, [[0, 0, 0, LENGTH, 0, LENGTH]])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [DeltaRule, StateSpace])
 def test_it_is_what_transformers_computes(kind: Kind) -> None:
     """Its own code in float64 is as far away as float32 is."""
     x, decay, strength = (tensor(GIVEN[b]).double() for b in (X, DECAY, STRENGTH))
@@ -102,6 +112,17 @@ def test_it_is_what_transformers_computes(kind: Kind) -> None:
         how: dict[str, Any] = {"D": skip, "dt_bias": bias, "dt_softplus": True, "dt_limit": LIMITS}
         want = mamba2.mamba2_chunk_scan(v, decay[None], rates, k, q, 5, **how)
     want = want.reshape(LENGTH, -1).float()
+    assert (found - want).abs().max() < 1e-5 * want.abs().max()
+
+
+def test_a_selective_scan_is_what_transformers_computes() -> None:
+    """Its own code in float64 is as far away as float32 is."""
+    kq, times, value = (tensor(GIVEN[b]).double().t()[None] for b in (KQ, TIMES, VALUE))
+    key, query = kq.split(SIZE, 1)
+    rates, bias, skip = (tensor(FIXED[name]).double() for name in ("rates", "bias", "skip"))
+    how: dict[str, Any] = {"D": skip, "delta_bias": bias, "delta_softplus": True}
+    want = mamba.mamba_selective_scan(value, times, rates.t(), key, query, **how)[0].t().float()
+    found = tensor(_whole(Interpreter(_program(SelectiveScan))))
     assert (found - want).abs().max() < 1e-5 * want.abs().max()
 
 

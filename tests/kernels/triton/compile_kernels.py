@@ -165,6 +165,11 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
             ("state space", True, 80, 8, 64),
         )
     },
+    "selective scan": (
+        state_kernels._scan,
+        [*[FLOAT] * 8, LONG, FLOAT, FLOAT, "i32"],
+        [16, 8192, 31, state_kernels._VALUES],
+    ),
     "watch": (rowwise._watch, [FLOAT, BYTE, "i32", "i32"], [1, 256]),
     "weigh": (rowwise._weigh, [FLOAT, FLOAT, FLOAT, "i32", "i32"], [8, 1, 256]),
     "combine": (rowwise._combine, [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"], [8, True, True, True, 1, 256]),

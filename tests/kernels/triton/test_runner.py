@@ -51,7 +51,7 @@ from detgen.program.operands import (
 )
 from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows
-from detgen.program.states import Convolve, DeltaRule, StateSpace, Watch
+from detgen.program.states import Convolve, DeltaRule, SelectiveScan, StateSpace, Watch
 from detgen.program.steps import STEPS
 from detgen.program.storage import Storage
 
@@ -761,7 +761,7 @@ SPANS = [  # slot, first row, its position, rows, the position of the state, up 
 
 
 @pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("kind", [Convolve, DeltaRule, StateSpace])
+@pytest.mark.parametrize("kind", [Convolve, DeltaRule, StateSpace, SelectiveScan])
 def test_states(device: str, kind: type[Step], small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes leave of states, too. With small tiles, and one sequence at a time."""
     if small:
@@ -774,6 +774,13 @@ def test_states(device: str, kind: type[Step], small: bool, monkeypatch: pytest.
         given = {x: numbers(1, 23, 20), to: torch.zeros(23, 20)}
         how: dict[str, Any] = {"weight": numbers(2, 3, 20), "bias": numbers(3, 20), "activation": Activation.SILU}
         step: Step = Convolve(name="step", x=x, to=to, taps=3, ring=ring, kept=numbers(4, 5, ring, 20), **how)
+    elif kind == SelectiveScan:
+        x, times, kq, to = Buffer("x", 40), Buffer("times", 40), Buffer("kq", 6), Buffer("to", 40)
+        given = {b: numbers(i, 23, b.width) for i, b in enumerate((x, times, kq, to))}
+        given[times][3, 1] = torch.nan
+        how = {"x": x, "times": times, "kq": kq, "to": to, "size": 3, "values": 40, "ring": ring}
+        how |= {"rates": -numbers(5, 3, 40).abs(), "bias": numbers(6, 40), "skip": numbers(9, 40)}
+        step = SelectiveScan(name="step", state=numbers(7, 5, 1, 3, 40), kept=numbers(8, 5, ring, 83), **how)
     else:
         sizes: dict[str, Any] = {"heads": 4, "key_heads": 2, "size": 3, "values": 40, "ring": ring}
         qkv, decay, strength, to = Buffer("qkv", 172), Buffer("decay", 4), Buffer("strength", 4), Buffer("to", 160)

@@ -77,12 +77,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "mamba2, a state space": lambda: hf.Mamba2Config(
         vocab_size=140, hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, state_size=6, n_groups=2
     ),
+    "mamba, a selective scan": lambda: hf.MambaConfig(
+        vocab_size=140, hidden_size=16, num_hidden_layers=1, state_size=6, time_step_rank=5
+    ),
     "granite, factors": lambda: hf.GraniteConfig(**TINY, residual_multiplier=0.3, embedding_multiplier=3.0),
 }
 # Together they have all kinds of steps, which test_runner tries one by one with all that they can be told.
 USUAL = (
     *("llama 3", "gemma3, two rotations", "gpt-oss, sinks", "gpt2, positions", "qwen3.5, delta rules"),
-    *("lfm2, convolutions", "mamba2, a state space"),
+    *("lfm2, convolutions", "mamba2, a state space", "mamba, a selective scan"),
 )
 
 

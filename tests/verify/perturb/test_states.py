@@ -28,12 +28,13 @@ SETTINGS = [
 ]
 
 
-# Of deltas, of convolutions alone, of a state space beside an attention. What a draft leaves of a convolution is right
+# Of deltas, of convolutions alone, of state spaces beside an attention. What a draft leaves of a convolution is right
 # where its last tokens are.
 FAULTS = {
     "qwen3_5_text": STATE_FAULTS | SNAPSHOT_FAULTS,
     "lfm2": CONVOLUTION_FAULTS | {name: f for name, f in SNAPSHOT_FAULTS.items() if name != "snapshot_of_a_draft"},
     "falcon_h1": STATE_FAULTS | SNAPSHOT_FAULTS,
+    "jamba": STATE_FAULTS | SNAPSHOT_FAULTS,
 }
 
 
