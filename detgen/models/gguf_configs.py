@@ -6,7 +6,6 @@ are made here of what a file says. Each of its settings has to be understood: on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +27,7 @@ def not_understood(key: str, value: Any) -> ValueError:
     return ValueError(f"its setting {key} = {value} is not understood here; {ELSE}")
 
 
-class _Settings:
+class Said:
     """What a file says of its architecture; what has been taken is understood.
 
     Attributes:
@@ -82,24 +81,9 @@ class _Settings:
             raise self.misunderstood(name, value)
 
 
-def config_of(header: Header, path: Path) -> PreTrainedConfig | None:
-    """The configuration of a file; None if that is for transformers.
-
-    Raises:
-        ValueError: names what is missing or not understood.
-    """
-    make = _FAMILIES.get(header.architecture)
-    if make is None:
-        return None
-    settings = _Settings(header)
-    config = make(settings, header, path)
-    settings.end()
-    return config
-
-
-def _common(of: _Settings, header: Header) -> dict[str, Any]:
+def _common(of: Said, header: Header) -> dict[str, Any]:
     """What both have."""
-    vocabulary = _rows(header, "token_embd.weight")
+    vocabulary = rows_of(header, "token_embd.weight")
     of.agree("vocab_size", vocabulary)
     return {
         "vocab_size": vocabulary,
@@ -113,13 +97,18 @@ def _common(of: _Settings, header: Header) -> dict[str, Any]:
     }
 
 
-def _rows(header: Header, tensor: str) -> int:
+def rows_of(header: Header, tensor: str) -> int:
+    """How many rows a tensor has.
+
+    Raises:
+        ValueError: if it is missing.
+    """
     if tensor not in header.tensors:
         raise ValueError(f"weights are missing: {tensor}")
     return header.tensors[tensor].shape[0]
 
 
-def _gpt_oss(of: _Settings, header: Header, _: Path) -> PreTrainedConfig:
+def gpt_oss(of: Said, header: Header, _: Path) -> PreTrainedConfig:
     """Of GPT-OSS, whose experts' clamps and kinds of layers are always the same."""
     from transformers import GptOssConfig
 
@@ -156,7 +145,7 @@ def _gpt_oss(of: _Settings, header: Header, _: Path) -> PreTrainedConfig:
     )
 
 
-def _gemma4(of: _Settings, header: Header, path: Path) -> PreTrainedConfig:
+def gemma4(of: Said, header: Header, path: Path) -> PreTrainedConfig:
     """Of the text part of Gemma 4."""
     from transformers import Gemma4TextConfig
 
@@ -183,7 +172,7 @@ def _gemma4(of: _Settings, header: Header, path: Path) -> PreTrainedConfig:
         more |= {"num_experts": experts, "top_k_experts": of.take("expert_used_count", int)}
         more |= {"enable_moe_block": True, "moe_intermediate_size": of.take("expert_feed_forward_length", int)}
     if by_token:
-        more |= {"vocab_size_per_layer_input": _rows(header, "per_layer_token_embd.weight")}
+        more |= {"vocab_size_per_layer_input": rows_of(header, "per_layer_token_embd.weight")}
     config = Gemma4TextConfig(
         **_common(of, header),
         **more,
@@ -226,6 +215,3 @@ def _share(header: Header, path: Path, frequencies: int) -> float:
     if factors.shape != (frequencies,) or (factors[:count] != 1).any() or (factors[count:] < _NEVER).any():
         raise ValueError(f"its {FACTORS} divides frequencies in a way that is not understood here; {ELSE}")
     return min((count + 0.5) / frequencies, 1.0)  # so that what is rounded down is the number that it was
-
-
-_FAMILIES: dict[str, Callable[[_Settings, Header, Path], PreTrainedConfig]] = {"gpt-oss": _gpt_oss, "gemma4": _gemma4}

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from detgen.models.description import describe
-from detgen.models.gguf_configs import ELSE, FACTORS, config_of, not_understood
+from detgen.models.gguf_configs import ELSE, FACTORS, not_understood
+from detgen.models.gguf_families import GGUF_FAMILIES, config_of
 from detgen.models.gguf_header import Header
 from detgen.models.stored import Lying, Place, Reader, SideBySide, turned, whole, without_weights
 from detgen.program.arrays import FLOAT32, floats
@@ -127,7 +128,9 @@ def empty_model(
     model = without_weights(config, FLOAT32)
     if describe(model) is None or header.architecture in _OTHERWISE:
         raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {ELSE}")
-    processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
+    family = GGUF_FAMILIES.get(header.architecture)
+    ways = header.architecture if family is None else family.like
+    processor = TENSOR_PROCESSORS.get(ways, TensorProcessor)(config=config.to_dict())
     names = Names(model, processor, header)
     wanted, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     places: dict[str, Lying] = {}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from detgen.models.gguf_families import GGUF_FAMILIES
 from detgen.models.gguf_header import Header
 from detgen.models.gguf_quickly import quick_gguf
 
 # What all experts have, which parameters it belongs to, and which part of these it is.
 _EXPERTS = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<part>gate|up|down)_exps\.(?P<kind>weight|bias)")
 _PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": ("down_proj", 0)}
+_WITHIN = re.compile(r"(?P<path>.*\.(?P<layer>\d+)\..*)\.down_proj")  # a layer's experts, in a model
 _SUFFIXES = {"weight": "", "bias": "_bias"}
 # Factors of Gemma 4's routers, of which the tables know nothing.
 _FACTORS = re.compile(r"blk\.(?P<layer>\d+)\.(?P<of>ffn_gate_inp|ffn_down_exps)\.scale")
@@ -32,8 +34,11 @@ class Names:
         from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
         config, self._gemma4 = model.config, header.architecture == "gemma4"
+        kind = header.architecture if header.architecture in GGUF_FAMILIES else None
         with quick_gguf():
-            self._known = get_gguf_hf_weights_map(model, processor, {"mixtral": "llama"}.get(config.model_type))
+            self._known = get_gguf_hf_weights_map(model, processor, {"mixtral": "llama"}.get(config.model_type, kind))
+        found = filter(None, map(_WITHIN.fullmatch, dict(model.named_parameters())))
+        self._experts = {int(one["layer"]): one["path"] for one in found}
         self._own = config.num_hidden_layers - getattr(config, "num_kv_shared_layers", 0)
 
     def are_unread(self, tensor: str) -> bool:
@@ -45,8 +50,7 @@ class Names:
         """The parameter, or the buffer, that a tensor is, None if it is none; and which part of experts', or None."""
         if found := _EXPERTS.fullmatch(tensor):
             joined, part = _PARTS[found["part"]]
-            within = "experts" if self._gemma4 else "mlp.experts"
-            return f"model.layers.{int(found['layer'])}.{within}.{joined}{_SUFFIXES[found['kind']]}", part
+            return f"{self._experts.get(int(found['layer']))}.{joined}{_SUFFIXES[found['kind']]}", part
         if self._gemma4 and (found := _FACTORS.fullmatch(tensor)):
             return f"model.layers.{int(found['layer'])}.router.{_FACTORS_OF[found['of']]}", None
         # The tables have no suffix for parameters of layers that are no modules'.
