@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from detgen.errors import DEMO
 from detgen.interruption import interrupted_later
+from detgen.models.byte_letters import byte_letters
 
 if TYPE_CHECKING:
     from detgen.models.loading import LoadedModel
@@ -103,16 +103,6 @@ class Pieces:
         if self._decoders & {"Metaspace", "Replace"}:
             entry = entry.replace("\u2581", " ")
         return str(entry).encode()
-
-
-def byte_letters() -> list[str]:
-    """The letter of each byte, by which vocabularies of bytes are written (GPT-2's): its own if it is one to be seen.
-
-    The others get, in their order, the characters from 256 on.
-    """
-    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = itertools.count(256)
-    return [chr(byte if byte in seen else next(others)) for byte in range(256)]
 
 
 def _kinds(part: dict[str, Any]) -> list[str]:

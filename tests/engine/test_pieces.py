@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from detgen.engine.pieces import Piece, Pieces, byte_letters, pieces_of
+from detgen.engine.pieces import Piece, Pieces, pieces_of
+from detgen.models.byte_letters import byte_letters
 
 
 def in_bytes() -> Any:
