@@ -21,6 +21,7 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _PLAIN = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _LENGTH = struct.Struct("<Q")  # of a string, before it
+_LIST = struct.Struct("<IQ")  # type and number of a list's entries, before them
 _STRING, _ARRAY = 8, 9
 _LAYERS = 1024  # entries of a list that may be of layers; vocabularies have more
 _LARGEST = 2**31 - 1  # of any size of a tensor: what fits the int32 of kernels
@@ -50,11 +51,13 @@ class Header(NamedTuple):
         settings: numbers and texts by their names, and lists with a number for each layer, as tuples; of another list
             only its length, as a range.
         tensors: by their names.
+        lists: where each list of the settings begins.
     """
 
     architecture: str
     settings: dict[str, Any]
     tensors: dict[str, Entry]
+    lists: dict[str, int]
 
 
 def check_gguf(path: Path, name: str, quant: QuantName) -> Header:
@@ -92,6 +95,27 @@ def read_header(path: Path, name: str) -> Header:
         raise EngineError(f"cannot load the model {name}: {error}") from None
 
 
+def list_of(path: Path, header: Header, key: str) -> list[Any]:
+    """The entries of a list, texts or numbers, of a file whose header has been read.
+
+    Raises:
+        ValueError: if there is none of that name, or a text is not UTF-8.
+    """
+    if key not in header.lists:
+        raise ValueError(f"its header has no list {key}")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        kind, count = _LIST.unpack_from(content, at := header.lists[key])
+        at += _LIST.size
+        if kind in _PLAIN:
+            return list(struct.unpack_from(f"<{count}{_PLAIN[kind][1:]}", content, at))
+        found = []
+        for _ in range(count):
+            first = at + _LENGTH.size
+            at = first + _LENGTH.unpack_from(content, at)[0]
+            found.append(content[first:at].decode())
+        return found
+
+
 @lru_cache(maxsize=8)
 def _header(path: Path, *of_this_file: int) -> Header:
     """The header of a file, read once: a run asks for it before it loads anything, and a vocabulary takes its time."""
@@ -122,8 +146,11 @@ class _Reader:
             raise _WrongError(f"it is GGUF {version}, and versions 2 and 3 are read; convert the model again")
         tensors, count = self._number("<Q"), self._number("<Q")
         settings: dict[str, Any] = {}
+        lists: dict[str, int] = {}
         for _ in range(count):
             key, kind = self._string(), self._number("<I")
+            if kind == _ARRAY:
+                lists[key] = self._at
             settings[key] = self._value(kind)
         architecture = settings.get("general.architecture")
         if not isinstance(architecture, str):
@@ -141,7 +168,7 @@ class _Reader:
         found = {name: entry._replace(at=first + entry.at) for name, entry in entries}
         if any(entry.at + entry.size > len(self._content) for entry in found.values()):
             raise _EndError
-        return Header(architecture, settings, found)
+        return Header(architecture, settings, found, lists)
 
     def _take(self, count: int) -> int:
         """Where the next bytes begin."""

@@ -70,7 +70,7 @@ class KeptTokenizer:
     """Made of what is kept of a tokenizer.
 
     Args:
-        facts: see `facts_of`.
+        facts: see `facts_of`; the state may be the tokenizer itself.
         place: folder or file of the model.
         load: loads transformers' own.
 
@@ -90,8 +90,9 @@ class KeptTokenizer:
         for name in _FACTS:
             setattr(self, name, facts[name])
         state = facts["state"]
-        made = Tokenizer.from_file(str(place / _FILE)) if state is None else Tokenizer.from_str(state)
-        self.backend_tokenizer = _unbound(made)
+        if not isinstance(state, Tokenizer):
+            state = Tokenizer.from_file(str(place / _FILE)) if state is None else Tokenizer.from_str(state)
+        self.backend_tokenizer = _unbound(state)
         self._load, self._own = load, None
 
     def __getattr__(self, name: str) -> Any:

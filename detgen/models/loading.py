@@ -6,7 +6,9 @@ import ctypes
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +35,8 @@ from detgen.models.fitting import (
     check_weights,
 )
 from detgen.models.folders import Stored, check_folder, local_place
-from detgen.models.gguf_header import check_gguf
+from detgen.models.gguf_header import Header, check_gguf
+from detgen.models.gguf_plain import plain_model
 from detgen.models.hub import fetched
 from detgen.models.keeping import Kept, Place
 from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
@@ -67,6 +70,7 @@ _STORED = {frozenset({"BF16"}): BFLOAT16, frozenset({"F16"}): FLOAT16}
 # Quantizations by the native pass, and about how many bits a weight takes then.
 FORMS: dict[QuantName, Form] = {"q8": "q8", "q4": "q4", "q4_k": "q4_k"}
 _BITS = {"q8": 8.5, "q4": 4.5, "q4_k": 4.5}
+_ASKING: ContextVar[bool] = ContextVar("asking", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,8 +366,12 @@ def _load_gguf(
     def reading(model: Any, kept: Kept) -> Read | None:
         return gguf_models.reader_of(model, kept.facts["places"], kept.arrays, header, path, rounded)
 
-    if at is not None and (found := _kept(at, path, name, dtype, "none", observer, reading)):
-        return found
+    if at is not None:
+        found = _kept(at, path, name, dtype, "none", observer, reading)
+        if found is None and not _ASKING.get():
+            found = _plain_gguf(path, name, dtype, header, observer)
+        if found is not None:
+            return found
     _import_torch(name, observer)
     _quiet()
     with explained(name):
@@ -377,6 +385,35 @@ def _load_gguf(
     if at is not None and (places := gguf_models.kept_places(read)):
         loaded = _keeping(loaded, at, path, {"places": places[0]}, places[1])
     return loaded
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """While inside, transformers is asked about GGUF files whose headers say all, too, unless what it told is kept.
+
+    So their packed passes are compared with its forward. What it tells is kept, and later runs compare with that.
+    """
+    token = _ASKING.set(True)
+    try:
+        yield
+    finally:
+        _ASKING.reset(token)
+
+
+def _plain_gguf(path: Path, name: str, dtype: DTypeName, header: Header, observer: Observer) -> LoadedModel | None:
+    """A model whose header says all that there is to know; None of others. Arguments and errors as `load_model`."""
+    with explained(name):
+        found = plain_model(header, path)
+        if found is None:
+            return None
+        model = model_of(found.skeleton)
+        if not has_description(model):
+            return None
+        read = gguf_models.reader_of(model, found.places, found.orders, header, path, _HALVES.get(dtype))
+        tokenizer = KeptTokenizer(found.tokenizer, path, lambda: load_tokenizer(path, name))
+        digest = model_digest(path, observer, trusted=False)
+    context, eos = context_of(model.config), gguf_models.ends(header, tokenizer)
+    return LoadedModel(name, model, tokenizer, digest, context, eos, read=read, dtype=dtype, own=found.own)
 
 
 def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:

@@ -53,8 +53,9 @@ class OwnForward:
 
     Attributes:
         layout: of its attention layers.
-        reference: logits of a few tokens, float32 [tokens, vocabulary]; None of a draft model, which need not be right.
-        depth: those deep in a sequence; None of a draft model, or where they cannot be had.
+        reference: logits of a few tokens, float32 [tokens, vocabulary]; None of a draft model, which need not be right,
+            and where it has not been asked.
+        depth: those deep in a sequence; None where there is no reference, or they cannot be had.
         agreed: SHA-256 of these logits, and of those of the packed passes that were compared with them; None before.
     """
 

@@ -57,7 +57,7 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
     if "rope_theta" not in settings or settings.get("rope_type") != type_:
         return None
     with np.errstate(all="ignore"):  # what overflows here does so in transformers, or is another embedding
-        found = _frequencies(settings, type_, len(own))
+        found = frequencies_of(settings, type_, len(own))
     if found is None or not np.allclose(found, own, rtol=_CLOSE, atol=0):
         return None
     return Rotary(found, amplitude)
@@ -65,12 +65,12 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
 
 def plain_rotary(base: float, n: int) -> Rotary:
     """That of so many frequencies of a base, without anything else."""
-    found = _frequencies({"rope_theta": base}, "default", n)
+    found = frequencies_of({"rope_theta": base}, "default", n)
     assert found is not None, "it is the default"
     return Rotary(found, 1.0)
 
 
-def _frequencies(settings: dict[str, Any], type_: str, n: int) -> np.ndarray | None:
+def frequencies_of(settings: dict[str, Any], type_: str, n: int) -> np.ndarray | None:
     """So many frequencies by the settings of a type; None if that is not known."""
     base = float(settings["rope_theta"])
     one = np.float32(1)

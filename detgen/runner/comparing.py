@@ -3,35 +3,65 @@
 Where linear layers round what they read, a comparison with a forward in floating point takes passes that do not, which
 widen all weights. Of a model that is kept, it is enough that its passes give the very bits that they gave in the run
 that compared them: they are the same on any processor.
+
+No forward has been asked of a model that is made of its file's header (`detgen/models/gguf_plain.py`), whose families
+tests compare: its passes have to give numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+
+from detgen.models.explained import explained
+from detgen.models.loading import LoadedModel
 from detgen.models.own_forward import OwnForward
+from detgen.models.stored import damaged
 from detgen.program.arrays import array, floats
 from detgen.runner.depth import check_depth, deep_rows
 from detgen.runner.model_runner import ModelRunner
-from detgen.runner.reference import check_reference, first_rows
+from detgen.runner.reference import check_logits, check_reference, first_rows
 
 
-def compared(runner: ModelRunner, own: OwnForward, vocabulary: int) -> OwnForward:
-    """Compare packed passes with the model's own forward; clears the cache.
+def check_numbers(logits: np.ndarray, loaded: LoadedModel, model: Any) -> None:
+    """Refuse a model of which a weight is infinite or no number.
+
+    Args:
+        logits: of any rows; weights are only looked at if one is not finite.
+        loaded: the model.
+        model: its decoder.
+
+    Raises:
+        EngineError: naming the weight.
+    """
+    if not np.isfinite(logits).all() and (name := damaged(model, loaded.read)):
+        with explained(loaded.name):
+            raise ValueError(f"its tensor {name} has an entry that is infinite or not a number; fetch it again")
+
+
+def compared(runner: ModelRunner, own: OwnForward, loaded: LoadedModel) -> OwnForward:
+    """Compare packed passes with the model's own forward, if it has been asked; clears the cache.
 
     Args:
         runner: the model's passes, over a cache in float32.
-        own: what its own forward has told, of a target.
-        vocabulary: token ids that it reads.
+        own: what its own forward has told.
+        loaded: the model, a target.
 
     Returns:
         The same, with the digest of the passes' bits.
 
     Raises:
-        EngineError: if packed passes do not compute what the model's own forward does.
+        EngineError: if packed passes do not compute what the model's own forward does, or a weight is not finite.
     """
-    assert own.reference is not None, "the target is compared"
+    vocabulary = loaded.vocabulary
+    if own.reference is None:
+        rows = array(first_rows(runner, vocabulary))
+        check_numbers(rows, loaded, loaded.backbone)
+        check_logits(runner, rows, rows)  # what is no number differs from itself
+        return own
     found = _digest(runner, own, vocabulary)
     if found != own.agreed:
         check_reference(runner, own.reference, vocabulary)

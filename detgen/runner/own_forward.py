@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 from transformers import PreTrainedModel
 
 from detgen.models.attaching import attach
 from detgen.models.explained import explained
 from detgen.models.loading import LoadedModel
 from detgen.models.own_forward import OwnForward
-from detgen.models.stored import damaged
+from detgen.runner.comparing import check_numbers
 from detgen.runner.deep_forward import depth_of
 from detgen.runner.reference import reference_logits
 
@@ -28,7 +27,7 @@ def ask(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool) -> OwnFo
     # Some settings turn out to be impossible in a model's first pass only.
     with explained(loaded.name):
         reference = reference_logits(model, loaded.vocabulary, loaded.form, loaded.read) if compared else None
-        if reference is not None and not np.isfinite(reference).all() and (name := damaged(model, loaded.read)):
-            raise ValueError(f"its tensor {name} has an entry that is infinite or not a number; fetch it again")
+        if reference is not None:
+            check_numbers(reference, loaded, model)
         layout = attach(model, loaded.name)
         return OwnForward(layout, reference, depth_of(loaded, model, layout) if compared else None)

@@ -144,7 +144,7 @@ def prepare(
         for m, model, layout in zip(models, backbones, layouts, strict=True)
     )
     with refusing(_kind(target.name, backbones[0])):
-        own[0] = compared(_in_float32(runners[0], layouts[0]), own[0], target.vocabulary)
+        own[0] = compared(_in_float32(runners[0], layouts[0]), own[0], target)
     for loaded, told in zip(models, own, strict=True):
         if loaded.keep is not None:
             loaded.keep(told)

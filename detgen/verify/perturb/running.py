@@ -16,6 +16,7 @@ from detgen.engine.request import Completion, Request
 from detgen.engine.sequence import Sequence
 from detgen.errors import EngineError, QuantName, RequestError
 from detgen.machine import usable_cores
+from detgen.models.loading import asking
 from detgen.progress import Observer
 from detgen.runner.block_manager import PAGE
 from detgen.verify.perturb.axes import QUANTS, Setting
@@ -102,7 +103,8 @@ class Subject:
             asked = self._config
             if quant != "none":
                 asked = replace(asked, target_quant=cast("QuantName", quant), kv_memory=asked.kv_memory or self._part())
-            self._engines[quant] = Engine(asked, observer=self._observer if quant == "none" else None)
+            with asking():  # a run may have compared nothing
+                self._engines[quant] = Engine(asked, observer=self._observer if quant == "none" else None)
         return self._engines[quant]
 
     def _part(self) -> int | None:

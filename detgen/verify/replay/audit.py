@@ -12,6 +12,7 @@ from typing import Any
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
+from detgen.models.loading import asking
 from detgen.outputs import KeptSamples
 from detgen.outputs.finished import items_of, prompts_of
 from detgen.outputs.manifest import log_name
@@ -48,7 +49,9 @@ def audit_run(folder: Path, config: EngineConfig, prompts: str | None, observer:
         EngineError: if the engine cannot be built.
     """
     manifest = read_manifest(folder)
-    return Audit(folder, manifest, Engine(config_of(manifest, config), observer=observer), prompts).run(observer)
+    with asking():  # the run may have compared nothing
+        engine = Engine(config_of(manifest, config), observer=observer)
+    return Audit(folder, manifest, engine, prompts).run(observer)
 
 
 class Audit:

@@ -1,0 +1,127 @@
+"""Byte-level tokenizers of GGUF files, as transformers makes them, without transformers.
+
+What a file says has to be understood, each of its keys; of another one, transformers is asked. Tests ask it for these,
+too (`tests/models/test_gguf_plain.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from detgen.models.byte_letters import byte_letters
+from detgen.models.gguf_configs import not_understood
+from detgen.models.gguf_header import Header, list_of
+
+_PREFIX, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
+_CONTROL, _USER = 3, 4  # types of tokens
+_LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+# How texts are split, by what a file calls it; None is GPT-2's way.
+SPLITS: dict[str, str | None] = {
+    **dict.fromkeys(("gpt-2", "smollm"), None),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe"), _LLAMA_3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_2),
+}
+# Tokens that have a name, in the order in which transformers lists them, and what a file calls them.
+_NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+_ADDED = ("bos", "eos")
+_FLAGS = {f"add_{name}_token" for name in _ADDED}
+_KNOWN = {
+    *("model", "pre", "tokens", "token_type", "merges", *_FLAGS),
+    *(f"{name}_token_id" for name in (*_NAMED.values(), "eot", "eom")),
+    # Not for such tokenizers, or for none.
+    *("scores", "add_space_prefix", *(f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep"))),
+}
+
+
+def tokenizer_facts(header: Header, path: Path, *, adds_named: bool) -> dict[str, Any]:
+    """The facts of which `KeptTokenizer` is made.
+
+    Args:
+        header: of the file.
+        path: of it.
+        adds_named: whether the family's tokenizer adds tokens that have a name once more, as Qwen's does.
+
+    Raises:
+        ValueError: if something is not understood.
+        Exception: what the tokenizers library raises, if it makes no tokenizer.
+    """
+    said, template = _said(header)
+    tokens, types, merges = (list_of(path, header, _PREFIX + name) for name in ("tokens", "token_type", "merges"))
+    made = _made(tokens, types, merges, SPLITS[said["pre"]])
+    named = {name: tokens[said[key]] for name, of in _NAMED.items() if (key := f"{of}_token_id") in said}
+    once, there = list(dict.fromkeys(named.values())), {x.content for x in made.get_added_tokens_decoder().values()}
+    made.add_tokens([AddedToken(text, special=True) for text in once if text not in there])
+    if adds_named:
+        made.add_tokens([AddedToken(text, special=True) for text in once])
+    ids = {name: made.token_to_id(text) for name, text in named.items()}
+    adds = {name: named[name] for name in _ADDED if said.get(f"add_{name}_token") and name in named}
+    bos, eos = (adds.get(name, "") for name in _ADDED)
+    single = f"{bos and f'{bos}:0 '}$A:0{eos and f' {eos}:0'}"
+    made.post_processor = processors.TemplateProcessing(
+        single=single,
+        pair=f"{single}{bos and f' {bos}:1'} $B:1{eos and f' {eos}:1'}",
+        special_tokens=[(text, ids[name]) for name, text in adds.items()],
+    )
+    return {
+        "eos_token_id": ids.get("eos"),
+        "bos_token_id": ids.get("bos"),
+        "all_special_ids": list(dict.fromkeys(ids.values())),
+        "chat_template": template,
+        "special_tokens_map": {f"{name}_token": text for name, text in named.items()},
+        "clean_up_tokenization_spaces": False,
+        "response_template": None,
+        "state": made,
+    }
+
+
+def _said(header: Header) -> tuple[dict[str, Any], str | None]:
+    """What a file says of its tokenizer, all of it understood, and its chat template.
+
+    Raises:
+        ValueError: names what is not understood.
+    """
+    found: dict[str, Any] = {}
+    for key, value in header.settings.items():
+        name = key.removeprefix(_PREFIX)
+        if key == _TEMPLATE or not key.startswith("tokenizer."):
+            continue
+        id_ = type(value) is int and 0 <= value < len(header.settings[f"{_PREFIX}tokens"])
+        if name not in _KNOWN or (name in _FLAGS and type(value) is not bool) or (name.endswith("_id") and not id_):
+            raise not_understood(key, value)
+        found[name] = value
+    template = header.settings.get(_TEMPLATE)
+    if found.get("model") != "gpt2" or found.get("pre") not in SPLITS or not isinstance(template, str | None):
+        raise not_understood(_PREFIX + "pre", found.get("pre"))
+    return found, template
+
+
+def _made(tokens: list[str], types: list[int], merges: list[str], split: str | None) -> Tokenizer:
+    """The tokenizer without what it adds to texts."""
+    letters = byte_letters()
+    spelled = set(letters)
+    written = tokens
+    if not spelled.issuperset("".join(tokens)):
+        written = [x if spelled.issuperset(x) else "".join(letters[b] for b in x.encode()) for x in tokens]
+    pairs = [(first, second) for first, second in (merge.split(" ") for merge in merges)]
+    vocabulary = dict(zip(written, range(len(written)), strict=True))
+    made = Tokenizer(BPE(vocabulary, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if split is not None:
+        letters_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), letters_alone])
+    made.decoder = decoders.ByteLevel()
+    made.add_tokens([AddedToken("<|endoftext|>", special=True)])  # GPT-2's own, even where a file has none
+    of_type = {kind: [x for x, own in zip(tokens, types, strict=True) if own == kind] for kind in (_CONTROL, _USER)}
+    control = [x for x in of_type[_CONTROL] if spelled.issuperset(x)]
+    made.add_special_tokens([AddedToken(x, normalized=False, special=True) for x in control])
+    used = [x for x in of_type[_USER] if made.token_to_id(x) is not None]
+    made.add_tokens([AddedToken(x, normalized=False, special=False) for x in used])
+    return made

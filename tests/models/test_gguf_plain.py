@@ -1,0 +1,480 @@
+"""Plain decoders in GGUF files are what transformers makes of them; what is not understood is left to it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import invoke
+from helpers.gguf_files import bits_of, loaded, written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+from detgen import Engine
+from detgen.errors import EngineError
+from detgen.kernels.bits import same_bits
+from detgen.models import gguf_models, keeping
+from detgen.models.byte_letters import byte_letters
+from detgen.models.gguf_header import list_of, read_header
+from detgen.models.gguf_plain import Plain, plain_model
+from detgen.models.gguf_tokenizer import SPLITS
+from detgen.models.kept_tokenizer import facts_of
+from detgen.models.loading import LoadedModel, asking, load_model
+from detgen.models.settings import context_of
+from detgen.models.skeleton import model_of, skeleton_of
+from detgen.runner.own_forward import ask
+
+KINDS = ("llama", "qwen2", "qwen3")
+NAMES = ("<|im_start|>", "<|im_end|>", "<think>", "a\u00e9 b", "<unk>")
+ROWS = 258 + len(NAMES)
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+FORMATS = (
+    *(("F32",), ("F16",), ("BF16",), ("Q8_0",), ("Q4_0",), ("Q4_1",), ("Q5_0",), ("Q5_1",)),
+    ("Q8_0", "Q4_1", "F32", "F16", "Q4_0"),
+)
+
+
+def vocabulary(
+    types: Iterable[int] = (CONTROL, CONTROL, USER_DEFINED, USER_DEFINED, NORMAL),
+    pre: str | None = "gpt-2",
+    model: str = "gpt2",
+    more: Iterable[str] = (),
+    **said: Any,
+) -> Callable[[Any], None]:
+    """Writes a tokenizer: all letters, a few merges, `NAMES` with these types, then others; settings by their names."""
+
+    def write(writer: Any) -> None:
+        tokens = [*byte_letters(), "ab", "abc", *NAMES, *more]
+        writer.add_tokenizer_model(model)
+        if pre is not None:
+            writer.add_tokenizer_pre(pre)
+        writer.add_token_list(tokens)
+        writer.add_token_types([NORMAL] * 258 + [*types] + [CONTROL] * (len(tokens) - 258 - len(NAMES)))
+        writer.add_token_merges(["a b", "ab c"])
+        for name, value in said.items():
+            of = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+            of[type(value)]("tokenizer." + name.replace("__", "."), value)
+
+    return write
+
+
+def tensors(kind: str, sizes: dict[str, Any], *, tied: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """Random ones, by their names, as a file has them."""
+    random = np.random.default_rng(3)
+    hidden, inner = sizes["embedding_length"], sizes["feed_forward_length"]
+    size = sizes["attention.key_length"]
+    wide, narrow = (size * sizes[f"attention.head_count{kv}"] for kv in ("", "_kv"))
+
+    def made(name: str, *shape: int) -> tuple[str, np.ndarray]:
+        noise = random.standard_normal(shape).astype(np.float32)
+        if len(shape) == 1:
+            return name, 0.1 * noise + np.float32(name.endswith("weight"))
+        return name, noise * np.float32(1.5 / math.sqrt(shape[1]))
+
+    rows = sizes["vocab_size"]
+    yield made("token_embd.weight", rows, hidden)
+    for i in range(sizes["block_count"]):
+        for name, *shape in (
+            *(("attn_q", wide, hidden), ("attn_k", narrow, hidden), ("attn_v", narrow, hidden)),
+            *(("attn_output", hidden, wide), ("ffn_gate", inner, hidden), ("ffn_up", inner, hidden)),
+            *(("ffn_down", hidden, inner), ("attn_norm", hidden), ("ffn_norm", hidden)),
+            *((("attn_q_norm", size), ("attn_k_norm", size)) if kind == "qwen3" else ()),
+        ):
+            yield made(f"blk.{i}.{name}.weight", *shape)
+            if kind == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                yield made(f"blk.{i}.{name}.bias", shape[0])
+    yield made("output_norm.weight", hidden)
+    if not tied:
+        yield made("output.weight", rows, hidden)
+
+
+def file_of(
+    path: Path,
+    kind: str = "llama",
+    tokenizer: Callable[[Any], None] | None = None,
+    *,
+    tied: bool = False,
+    types: tuple[str, ...] = ("F32",),
+    without: str = "",
+    more: Iterable[tuple[str, np.ndarray]] = (),
+    **said: Any,
+) -> Path:
+    """A file of an architecture; settings by their names, `__` for a dot, None for none."""
+    sizes = {
+        **{"block_count": 2, "context_length": 256, "embedding_length": 128, "feed_forward_length": 192},
+        **{"attention.head_count": 4, "attention.head_count_kv": 2, "vocab_size": ROWS},
+        **{"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e4},
+    }
+    sizes |= {name.replace("__", "."): value for name, value in said.items()}
+    size = sizes["embedding_length"] // sizes["attention.head_count"]
+    heads = dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), size)
+    known = {name: value for name, value in sizes.items() if value is not None}
+    usual = heads | {"vocab_size": ROWS, "attention.head_count_kv": 2}
+    there = [x for x in tensors(kind, usual | known, tied=tied) if x[0] != without]
+    order = {name: types[i % len(types)] for i, (name, _) in enumerate(there)}
+    architecture = sizes.pop("architecture", kind)
+    return written(
+        path,
+        architecture,
+        heads | sizes,
+        [*there, *more],
+        tokenizer or vocabulary(),
+        lambda name: order.get(name, "F32"),
+    )
+
+
+def made_of(path: Path) -> Plain | None:
+    return plain_model(read_header(path, "x"), path)
+
+
+def check_within(found: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Each thing that a module has, transformers' has, too, and each part."""
+    assert (found["class"], found["torch"]) == (theirs["class"], theirs["torch"])
+    assert found.get("config", 0) == theirs.get("config", 0)
+    assert found["settings"].items() <= theirs["settings"].items()
+    given = [{name: index is None for name, index in one["parameters"].items()} for one in (found, theirs)]
+    assert given[0] == given[1]
+    assert found["buffers"].keys() == theirs["buffers"].keys() - {"original_inv_freq"}  # for lengths that change it
+    for name, numbers in found["buffers"].items():
+        np.testing.assert_allclose(numbers, theirs["buffers"][name], rtol=4e-7, atol=0)
+    assert found["modules"].keys() == theirs["modules"].keys()
+    for name, part in found["modules"].items():
+        check_within(part, theirs["modules"][name])
+
+
+def check_same(path: Path) -> Plain:
+    """What is made of a file is what transformers makes of it."""
+    header, found = read_header(path, "x"), made_of(path)
+    assert found is not None
+    config, tokenizer = gguf_models.settings(path, header)
+    model, read = gguf_models.empty_model(config, header, path)
+    theirs = skeleton_of(model)
+    assert theirs is not None
+    check_within(found.skeleton["modules"], theirs["modules"])
+    (mine,), (of,) = found.skeleton["configs"], theirs["configs"]
+    assert mine == {name: of[name] for name in mine}
+    shapes = [{n: p.shape for n, p in model_of(one).named_parameters()} for one in (found.skeleton, theirs)]
+    assert shapes[0] == shapes[1]
+    assert found.skeleton["unread"] == theirs["unread"]
+    kept = gguf_models.kept_places(read)
+    assert kept is not None
+    assert (found.places, found.orders.keys()) == (kept[0], kept[1].keys())
+    assert all(np.array_equal(order, kept[1][name]) for name, order in found.orders.items())
+    assert context_of(model_of(found.skeleton).config) == context_of(config)
+    state = found.tokenizer["state"].to_str()
+    assert {**found.tokenizer, "state": state} == facts_of(tokenizer, path)
+    return found
+
+
+@pytest.fixture
+def quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], LoadedModel]:
+    """Loads a model as a run does; nothing is kept of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def load(path: Path, dtype: Any = "auto") -> LoadedModel:
+        found = load_model(path, path.name, dtype, "none", role="target")
+        assert found.own is not None
+        return found
+
+    return load
+
+
+VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("llama", {}),
+    "tied": ("llama", {"tied": True}),
+    "one key head": ("llama", {"attention__head_count_kv": 1}),
+    "a stretched rotary embedding": ("llama", {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}),
+    "no stretched one": ("llama", {"rope__scaling__type": "none"}),
+    "factors": ("llama", {"more": [("rope_freqs.weight", np.linspace(1, 8, 16, dtype=np.float32))]}),
+    "wide heads": (
+        "llama",
+        dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count"), 48),
+    ),
+    "tiny heads": ("llama", {"attention__head_count": 64, "attention__head_count_kv": 64}),
+    "sizes of heads are not said": (
+        "llama",
+        dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count", "vocab_size")),
+    ),
+    "Qwen2": ("qwen2", {"rope__freq_base": 1e6}),
+    "Qwen2, tied": ("qwen2", {"tied": True}),
+    "Qwen2, stretched": ("qwen2", {"rope__scaling__type": "linear", "rope__scaling__factor": 2.0}),
+    "Qwen3": ("qwen3", {}),
+    "Qwen3, wide heads": (
+        "qwen3",
+        {
+            "tied": True,
+            **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count"), 64),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_modules_and_bits_are_those_of_transformers(
+    name: str, tmp_path: Path, quickly: Callable[..., LoadedModel]
+) -> None:
+    """Preparing what transformers made compares it with its own forward."""
+    kind, said = VARIATIONS[name]
+    path = file_of(tmp_path / "model.gguf", kind, **said)
+    check_same(path)
+    quick, asked = quickly(path), loaded(path)
+    assert quick.own is not None
+    assert (quick.own.reference, asked.own) == (None, None)
+    found = [(one.context, one.vocabulary, one.eos, one.digest, one.packed_bytes) for one in (quick, asked)]
+    assert found[0] == found[1]
+    assert same_bits(bits_of(quick), bits_of(asked))
+    layout = ask(loaded(path), loaded(path).model, compared=False).layout
+    assert (quick.own.layout.cached, quick.own.layout.traits) == (layout.cached, layout.traits)
+    assert (quick.own.layout.group, quick.own.layout.states) == (layout.group, layout.states)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    tied=st.booleans(),
+    kept=st.integers(1, 3),
+    group=st.integers(1, 3),
+    size=st.integers(1, 5).map(lambda n: 2 * n),
+    inner=st.integers(1, 40),
+    base=st.floats(2, 1e7, width=32),
+    epsilon=st.floats(2**-20, 0.5, width=32),
+    factor=st.none() | st.floats(1, 64, width=32),
+    context=st.integers(1, 2**20),
+)
+def test_whatever_the_settings_are(
+    tmp_path_factory: pytest.TempPathFactory,
+    kind: str,
+    tied: bool,
+    kept: int,
+    group: int,
+    size: int,
+    inner: int,
+    base: float,
+    epsilon: float,
+    factor: float | None,
+    context: int,
+) -> None:
+    said: dict[str, Any] = {} if factor is None else {"rope__scaling__type": "linear", "rope__scaling__factor": factor}
+    path = file_of(
+        tmp_path_factory.mktemp("drawn") / "model.gguf",
+        kind,
+        tied=tied,
+        attention__head_count=kept * group,
+        attention__head_count_kv=kept,
+        embedding_length=kept * group * size,
+        feed_forward_length=inner,
+        rope__freq_base=base,
+        attention__layer_norm_rms_epsilon=epsilon,
+        context_length=context,
+        **said,
+    )
+    check_same(path)
+
+
+@pytest.mark.parametrize("types", FORMATS, ids=" ".join)
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_bits_in_each_format(
+    types: tuple[str, ...], dtype: Any, tmp_path: Path, quickly: Callable[..., LoadedModel]
+) -> None:
+    path = file_of(tmp_path / "model.gguf", types=types, tied=True)
+    quick, asked = quickly(path, dtype), load_model(path, path.name, dtype, "none")
+    assert quick.packed_bytes == asked.packed_bytes
+    assert same_bits(bits_of(quick, exactly=False), bits_of(asked, exactly=False))
+
+
+TOKENIZERS: dict[str, Callable[[Any], None]] = {
+    **{f"split as {pre}": vocabulary(pre=pre) for pre in SPLITS},
+    "nothing is special": vocabulary(types=[NORMAL] * 5),
+    "all are": vocabulary(types=[CONTROL] * 5),
+    "all are someone's": vocabulary(types=[USER_DEFINED] * 5),
+    "tokens with names": vocabulary(
+        ggml__bos_token_id=258, ggml__eos_token_id=259, ggml__unknown_token_id=262, ggml__padding_token_id=259
+    ),
+    "someone's with names": vocabulary(types=[USER_DEFINED] * 5, ggml__bos_token_id=258, ggml__eos_token_id=259),
+    "plain ones with names": vocabulary(types=[NORMAL] * 5, ggml__bos_token_id=97, ggml__eos_token_id=257),
+    "one that is not of letters has a name": vocabulary(ggml__eos_token_id=261),
+    "begins": vocabulary(ggml__bos_token_id=258, ggml__eos_token_id=259, ggml__add_bos_token=True),
+    "begins and ends": vocabulary(
+        ggml__bos_token_id=258, ggml__eos_token_id=259, ggml__add_bos_token=True, ggml__add_eos_token=True
+    ),
+    "ends": vocabulary(ggml__eos_token_id=259, ggml__add_eos_token=True, ggml__add_bos_token=False),
+    "begins with nothing": vocabulary(ggml__eos_token_id=259, ggml__add_bos_token=True),
+    "a template": vocabulary(chat_template="{% for m in messages %}{{ m.content }}{% endfor %}"),
+    "a token of GPT-2": vocabulary(more=["<|endoftext|>"], ggml__eos_token_id=ROWS),
+    "ends of turns": vocabulary(ggml__eos_token_id=259, ggml__eot_token_id=258, ggml__eom_token_id=260),
+    "what is for others": vocabulary(ggml__add_space_prefix=False, ggml__fim_pre_token_id=258),
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_tokenizers_are_those_of_transformers(
+    name: str, kind: str, tmp_path: Path, quickly: Callable[..., LoadedModel]
+) -> None:
+    rows = ROWS + (name == "a token of GPT-2")
+    path = file_of(tmp_path / "model.gguf", kind, TOKENIZERS[name], vocab_size=rows)
+    check_same(path)
+    quick, asked = quickly(path), loaded(path)
+    assert quick.eos == asked.eos
+    text = "The abc's 12345 <think>\n\n<|im_start|>a\u00e9 b\u20ac <unk>"
+    for special in (False, True):
+        ids = [one.tokenizer(text, add_special_tokens=special).input_ids for one in (quick, asked)]
+        assert ids[0] == ids[1]
+    for skipped in (False, True):
+        texts = [one.tokenizer.decode(ids[0], skip_special_tokens=skipped) for one in (quick, asked)]
+        assert texts[0] == texts[1]
+
+
+def test_splits_are_those_of_transformers() -> None:
+    assert {name: GGUF_PRE_TOKENIZER_SPLITS.get(name) for name in SPLITS} == SPLITS
+
+
+def test_lists_of_a_header(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "model.gguf")
+    header = read_header(path, "x")
+    tokens = list_of(path, header, "tokenizer.ggml.tokens")
+    assert (tokens[:256], tokens[258:]) == (byte_letters(), list(NAMES))
+    assert list_of(path, header, "tokenizer.ggml.token_type")[257:260] == [NORMAL, CONTROL, CONTROL]
+    with pytest.raises(ValueError, match="no list"):
+        list_of(path, header, "tokenizer.ggml.scores")
+
+
+def bad_merges(writer: Any) -> None:
+    """A tokenizer that there cannot be."""
+    vocabulary()(writer)
+    writer.kv_data[0]["tokenizer.ggml.merges"].value[0] = "a nothing"
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "a setting that no one knows": {"rope__nonsense": 3},
+    "a setting of another kind": {"context_length": 256.0},
+    "a window": {"attention__sliding_window": 128},
+    "YaRN": {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0},
+    "a factor of nothing": {"rope__scaling__factor": 4.0},
+    "a factor that shrinks": {"rope__scaling__type": "linear", "rope__scaling__factor": 0.5},
+    "experts": {"expert_count": 4},
+    "heads of several sizes": {"attention__value_length": 16},
+    "part of a head is rotated": {"rope__dimension_count": 16},
+    "no base": {"rope__freq_base": None},
+    "a base of 1": {"rope__freq_base": 1.0},
+    "no epsilon": {"attention__layer_norm_rms_epsilon": None},
+    "key heads that do not fit": {"attention__head_count_kv": 3},
+    "a width that is not one of heads": {
+        "embedding_length": 130,
+        **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count"), 32),
+    },
+    "no key heads": {"attention__head_count_kv": None},
+    "no context": {"context_length": 0},
+    "another number of tokens": {"vocab_size": ROWS + 1},
+    "another architecture": {"architecture": "mistral"},
+    "a tensor is missing": {"without": "blk.1.ffn_up.weight"},
+    "no embedding": {"without": "token_embd.weight"},
+    "a tensor too many": {"more": [("blk.0.attn_q.bias", np.zeros(128, np.float32))]},
+    "a tensor of another layer": {"more": [("blk.2.attn_norm.weight", np.zeros(128, np.float32))]},
+    "another shape": {"without": "output_norm.weight", "more": [("output_norm.weight", np.ones(64, np.float32))]},
+    "factors of another size": {"more": [("rope_freqs.weight", np.ones(8, np.float32))]},
+    "factors that are none": {"more": [("rope_freqs.weight", np.zeros(16, np.float32))]},
+    "Qwen2 with wide heads": {
+        "kind": "qwen2",
+        **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count"), 48),
+    },
+    "Qwen3 whose heads have no size": {
+        "kind": "qwen3",
+        **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count")),
+    },
+    "a tokenizer of SentencePiece": {"tokenizer": vocabulary(model="llama")},
+    "texts split in another way": {"tokenizer": vocabulary(pre="tekken")},
+    "texts split in no way": {"tokenizer": vocabulary(pre=None)},
+    "a key of the tokenizer": {"tokenizer": vocabulary(ggml__remove_extra_whitespaces=True)},
+    "a flag that is a number": {"tokenizer": vocabulary(ggml__add_bos_token=1)},
+    "a token that is not there": {"tokenizer": vocabulary(ggml__eos_token_id=ROWS)},
+    "several templates": {"tokenizer": vocabulary(chat_template__rag="x")},
+    "types of fewer tokens": {"tokenizer": vocabulary(types=[NORMAL] * 4)},
+    "merges of nothing": {"tokenizer": bad_merges},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_not_understood_is_left_to_transformers(name: str, tmp_path: Path) -> None:
+    assert made_of(file_of(tmp_path / "model.gguf", **OTHERS[name])) is None
+
+
+def test_a_name_by_which_transformers_takes_a_file_for_another_family(tmp_path: Path) -> None:
+    def named(name: str) -> Callable[[Any], None]:
+        return lambda writer: (vocabulary()(writer), writer.add_name(name))[0]
+
+    assert made_of(file_of(tmp_path / "model.gguf", tokenizer=named("mistral"))) is None
+    check_same(file_of(tmp_path / "model.gguf", tokenizer=named("Mistral 7B")))
+
+
+def test_what_is_wrong_is_said_by_transformers(tmp_path: Path, quickly: Callable[..., LoadedModel]) -> None:
+    path = file_of(tmp_path / "model.gguf", without="blk.1.ffn_up.weight")
+    with pytest.raises(EngineError, match=r"weights are missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        quickly(path)
+
+
+@pytest.mark.parametrize("place", ["blk.1.ffn_norm.weight", "blk.0.attn_q.weight"])
+def test_a_weight_that_is_no_number(
+    place: str, tmp_path: Path, quickly: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file_of(tmp_path / "model.gguf")
+    content, at = bytearray(path.read_bytes()), read_header(path, "x").tensors[place].at
+    content[at + 40 : at + 44] = np.float32(np.nan).tobytes()
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(content)
+    quickly(bad)
+    with pytest.raises(EngineError, match=f"its tensor {place} has an entry that is infinite or not a number"):
+        Engine(bad, drafter="none", kv_memory=4 << 20)
+
+
+def test_a_first_run_imports_no_transformers(tmp_path: Path) -> None:
+    """Nor PyTorch; it keeps nothing, and writes what a run writes that asks."""
+    path = file_of(tmp_path / "model.gguf", types=("Q8_0",), tied=True)
+    arguments = ["run", "--prompt", "def f(", "--max-tokens", "4", "--target", str(path), "-q", "-o"]
+    code = "import sys; from detgen.__main__ import main\n"
+    code += "try: main()\nfinally: print(bool({'torch', 'transformers'} & sys.modules.keys()))"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code, *arguments, str(tmp_path / "quick")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split()[-1] == "False"
+    assert not (tmp_path / "cache").exists()
+    with asking():
+        assert invoke(*arguments, str(tmp_path / "asked")).exit_code == 0
+    found, want = (json.loads((tmp_path / of / "outputs.jsonl").read_text()) for of in ("quick", "asked"))
+    assert found == want
+
+
+@pytest.mark.parametrize("command", [("verify-determinism", "--axis", "draft-tokens", "--limit", "1"), ("audit",)])
+def test_what_is_asked_is_kept_and_compared_with(
+    command: tuple[str, ...], tmp_path: Path, quickly: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, place = file_of(tmp_path / "model.gguf"), []
+
+    def noting(*asked: Any) -> keeping.Place:
+        place.append(keeping.Place(*asked))
+        return place[-1]
+
+    monkeypatch.setattr("detgen.models.loading.Place", noting)
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    prompts.write_text('{"prompt": "abc", "max_tokens": 4}\n')
+    target = "--target", str(path)
+    assert invoke("run", str(prompts), "-o", str(out), *target, "--drafter", "none").exit_code == 0
+    assert place[-1].read() is None
+    given = [str(out)] if command[0] == "audit" else [str(prompts), *target]
+    checked = invoke(*command, *given)
+    assert checked.exit_code == 0, checked.output
+    kept = place[-1].read()
+    assert kept is not None
+    own = quickly(path, "float32" if command[0] == "audit" else "auto").own  # which an audit names
+    assert own is not None
+    assert own.agreed == kept.own.agreed is not None
+    assert own.reference is not None
