@@ -19,6 +19,7 @@ from detgen.models.description import describe
 from detgen.models.gguf_configs import ELSE, FACTORS, not_understood
 from detgen.models.gguf_families import GGUF_FAMILIES, config_of
 from detgen.models.gguf_header import Header
+from detgen.models.gguf_splits import BEGINS, take_texts, way_of
 from detgen.models.stored import Lying, Place, Reader, SideBySide, turned, whole, without_weights
 from detgen.program.arrays import FLOAT32, floats
 from detgen.program.arrays import tensor as as_tensor
@@ -61,14 +62,20 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
 
     from detgen.models.gguf_quickly import quick_gguf
 
-    config = config_of(header, path)
+    config, way = config_of(header, path), way_of(header)
     # By itself, so that no file beside it has a say.
     with TemporaryDirectory() as folder, quick_gguf():
         (Path(folder) / "model.gguf").symlink_to(path.resolve())
+        made = TokenizersBackend if config is not None else AutoTokenizer
+        tokenizer = made.from_pretrained(folder, gguf_file="model.gguf")
+        if way is not None:
+            take_texts(tokenizer.backend_tokenizer, way)
+            if way.begins and BEGINS not in header.settings:
+                tokenizer.add_bos_token = True
+                tokenizer.update_post_processor()
         if config is not None:
-            return config, TokenizersBackend.from_pretrained(folder, gguf_file="model.gguf")
+            return config, tokenizer
         config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
     if config.model_type == "llama" and "llama.expert_count" in header.settings:  # llama.cpp calls Mixtral so, too
         given = config.to_dict()
         config = MixtralConfig(**{name: given[name] for name in given.keys() - {"model_type", "architectures"}})

@@ -9,26 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, processors
 from tokenizers.models import BPE
 
 from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf_configs import not_understood
 from detgen.models.gguf_header import Header, list_of
+from detgen.models.gguf_splits import Way, take_texts, way_of
 
 _PREFIX, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
 _CONTROL, _USER = 3, 4  # types of tokens
-_LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
-# How texts are split, by what a file calls it; None is GPT-2's way.
-SPLITS: dict[str, str | None] = {
-    **dict.fromkeys(("gpt-2", "smollm"), None),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe"), _LLAMA_3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_2),
-}
 # Tokens that have a name, in the order in which transformers lists them, and what a file calls them.
 _NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _ADDED = ("bos", "eos")
@@ -55,14 +45,17 @@ def tokenizer_facts(header: Header, path: Path, *, adds_named: bool) -> dict[str
     """
     said, template = _said(header)
     tokens, types, merges = (list_of(path, header, _PREFIX + name) for name in ("tokens", "token_type", "merges"))
-    made = _made(tokens, types, merges, SPLITS[said["pre"]])
+    way = way_of(header)
+    assert way is not None, "it was asked before whether it is one"
+    made = _made(tokens, types, merges, way)
     named = {name: tokens[said[key]] for name, of in _NAMED.items() if (key := f"{of}_token_id") in said}
     once, there = list(dict.fromkeys(named.values())), {x.content for x in made.get_added_tokens_decoder().values()}
     made.add_tokens([AddedToken(text, special=True) for text in once if text not in there])
     if adds_named:
         made.add_tokens([AddedToken(text, special=True) for text in once])
     ids = {name: made.token_to_id(text) for name, text in named.items()}
-    adds = {name: named[name] for name in _ADDED if said.get(f"add_{name}_token") and name in named}
+    begins = said.get("add_bos_token", way.begins), said.get("add_eos_token", False)
+    adds = {name: named[name] for name, asked in zip(_ADDED, begins, strict=True) if asked and name in named}
     bos, eos = (adds.get(name, "") for name in _ADDED)
     single = f"{bos and f'{bos}:0 '}$A:0{eos and f' {eos}:0'}"
     made.post_processor = processors.TemplateProcessing(
@@ -98,12 +91,12 @@ def _said(header: Header) -> tuple[dict[str, Any], str | None]:
             raise not_understood(key, value)
         found[name] = value
     template = header.settings.get(_TEMPLATE)
-    if found.get("model") != "gpt2" or found.get("pre") not in SPLITS or not isinstance(template, str | None):
-        raise not_understood(_PREFIX + "pre", found.get("pre"))
+    if found.get("model") != "gpt2" or not isinstance(template, str | None):
+        raise not_understood(_PREFIX + "model", found.get("model"))
     return found, template
 
 
-def _made(tokens: list[str], types: list[int], merges: list[str], split: str | None) -> Tokenizer:
+def _made(tokens: list[str], types: list[int], merges: list[str], way: Way) -> Tokenizer:
     """The tokenizer without what it adds to texts."""
     letters = byte_letters()
     spelled = set(letters)
@@ -113,10 +106,7 @@ def _made(tokens: list[str], types: list[int], merges: list[str], split: str | N
     pairs = [(first, second) for first, second in (merge.split(" ") for merge in merges)]
     vocabulary = dict(zip(written, range(len(written)), strict=True))
     made = Tokenizer(BPE(vocabulary, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if split is not None:
-        letters_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), letters_alone])
+    take_texts(made, way)
     made.decoder = decoders.ByteLevel()
     made.add_tokens([AddedToken("<|endoftext|>", special=True)])  # GPT-2's own, even where a file has none
     of_type = {kind: [x for x, own in zip(tokens, types, strict=True) if own == kind] for kind in (_CONTROL, _USER)}

@@ -17,7 +17,6 @@ from helpers.commands import invoke
 from helpers.gguf_files import bits_of, loaded, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from detgen import Engine
 from detgen.errors import EngineError
@@ -26,7 +25,7 @@ from detgen.models import gguf_models, keeping
 from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf_header import list_of, read_header
 from detgen.models.gguf_plain import Plain, plain_model
-from detgen.models.gguf_tokenizer import SPLITS
+from detgen.models.gguf_splits import WAYS
 from detgen.models.kept_tokenizer import facts_of
 from detgen.models.loading import LoadedModel, asking, load_model
 from detgen.models.settings import context_of
@@ -292,7 +291,10 @@ def test_bits_in_each_format(
 
 
 TOKENIZERS: dict[str, Callable[[Any], None]] = {
-    **{f"split as {pre}": vocabulary(pre=pre) for pre in SPLITS},
+    **{
+        f"split as {pre}": vocabulary(pre=pre, ggml__bos_token_id=258)
+        for pre in {way: pre for pre, way in WAYS.items()}.values()
+    },
     "nothing is special": vocabulary(types=[NORMAL] * 5),
     "all are": vocabulary(types=[CONTROL] * 5),
     "all are someone's": vocabulary(types=[USER_DEFINED] * 5),
@@ -334,8 +336,19 @@ def test_tokenizers_are_those_of_transformers(
         assert texts[0] == texts[1]
 
 
-def test_splits_are_those_of_transformers() -> None:
-    assert {name: GGUF_PRE_TOKENIZER_SPLITS.get(name) for name in SPLITS} == SPLITS
+def test_a_text_begins_as_the_family_has_it(tmp_path: Path, quickly: Callable[..., LoadedModel]) -> None:
+    """Where a file does not say whether it does: Llama 3's do, and Qwen's do not."""
+    for pre, begins in (("llama-bpe", True), ("qwen2", False)):
+        path = file_of(tmp_path / f"{pre}.gguf", "llama", vocabulary(pre=pre, ggml__bos_token_id=258))
+        for one in (quickly(path), loaded(path)):
+            assert (one.tokenizer("a").input_ids[0] == 258) == begins
+
+
+@pytest.mark.parametrize("pre", [None, "another"])
+def test_a_way_that_is_not_known_is_refused(pre: str | None, tmp_path: Path) -> None:
+    path = file_of(tmp_path / "model.gguf", "llama", vocabulary(pre=pre))
+    with pytest.raises(EngineError, match=r"tokenizer\.ggml\.pre"):
+        load_model(path, "model.gguf", "auto", "none", role="target")
 
 
 def test_lists_of_a_header(tmp_path: Path) -> None:
@@ -392,8 +405,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count")),
     },
     "a tokenizer of SentencePiece": {"tokenizer": vocabulary(model="llama")},
-    "texts split in another way": {"tokenizer": vocabulary(pre="tekken")},
-    "texts split in no way": {"tokenizer": vocabulary(pre=None)},
     "a key of the tokenizer": {"tokenizer": vocabulary(ggml__remove_extra_whitespaces=True)},
     "a flag that is a number": {"tokenizer": vocabulary(ggml__add_bos_token=1)},
     "a token that is not there": {"tokenizer": vocabulary(ggml__eos_token_id=ROWS)},
