@@ -20,7 +20,7 @@ _FLAGS = {
     **{"bf16": "avx512_bf16", "vnni": "avx512_vnni", "avx512": "avx512dq", "avxvnni": "avx_vnni", "avx2": "avx2"},
     **{"dotprod": "asimddp"},
 }
-_EXTRAS = {"lm-eval": "lm-evaluation-harness", "plots": "charts of benchmarks", "ray": "--workers"}
+_EXTRAS = {"lm-eval": "lm-evaluation-harness", "ray": "--workers"}
 _ENOUGH = 1 << 30  # bytes
 
 
