@@ -41,7 +41,6 @@ from detgen.workers.team import WorkersEngine
 from detgen.workers.worker_config import WorkersConfig
 
 _POINTS = 8  # at which memory is looked at
-_CHARACTERS = 4  # of a token
 
 
 class FreeEngine:

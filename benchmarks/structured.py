@@ -85,8 +85,8 @@ def timed(engine: Engine, requests: list[Request]) -> tuple[float, float, list[i
 
 def peer_of(name: str, python: str, model: str, threads: int) -> Callable[[int, list[Request]], tuple[float, float]]:
     """Runs requests in batches of a size: tokens per second with the schema, and without it."""
-    script = Path(__file__).with_name(f"structured_{name}.py")
-    process = subprocess.Popen([python, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    script = Path(__file__).with_name("structured_peer.py")
+    process = subprocess.Popen([python, script, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
     to, answers = process.stdin, process.stdout

@@ -71,11 +71,9 @@ _SIZES: list[tuple[str, int | None]] = [
     (r"audio_vocab_size|codebook_size", 64),
     (r"vocab_offset", 64),
 ]
-_KEPT = re.compile(r"vocab_size")
 
 # What families need in addition, or instead; a dot leads into a configuration inside.
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}  # times each other, twice the hidden size
-_FULL = {"layer_types": ["full_attention"] * _LAYERS}
 _GEMMA4 = {  # of the assistants, which have no default
     **{"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32},

@@ -115,16 +115,16 @@ class Suite:
         part, log = (self._folder / f"{stage.name}.{kind}" for kind in ("part.json", "log"))
         part.unlink(missing_ok=True)
         started = time.monotonic()
-        settings = environment(tiny=self._tiny)
-        for name, value in stage.environment:
-            settings.pop(name, None)
-            if value is not None:
-                settings[name] = value
         model = self._model or stage.model
         command = [sys.executable, "-m", "gpu", stage.name, model, str(part), *(["tiny"] if self._tiny else [])]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command, env=settings, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
+                command,
+                env=environment(tiny=self._tiny),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                process_group=0,
             )
             try:
                 process.wait(limit)

@@ -13,7 +13,6 @@ class Stage(NamedTuple):
         seconds: that it may take; what the stages before it did not need comes on top.
         module: of this package.
         title: what it measures.
-        environment: variables that its process starts with; without those that are None.
         packages: that have to be there.
         model: whose shapes are measured, where none is asked for.
     """
@@ -22,7 +21,6 @@ class Stage(NamedTuple):
     seconds: int
     module: str
     title: str
-    environment: tuple[tuple[str, str | None], ...] = ()
     packages: tuple[str, ...] = ()
     model: str = "llama-3.1-8b"
 

@@ -14,7 +14,6 @@ _LAUNCHES = 16  # of a round, at least, unless they take longer than
 _LONG = 0.02  # seconds
 _WAKING = 0.5  # seconds
 _CYCLES = 2e9  # a second, of a fast multiprocessor
-_HELD = 512 << 20  # bytes of operands that are too many for any L2 cache, several times over
 
 
 def seconds_each(functions: Sequence[Callable[[], object]]) -> float:
@@ -79,8 +78,3 @@ def host_seconds(function: Callable[[], object], rounds: int) -> float:
             torch.cuda.synchronize()
         found.append(time.perf_counter() - started)
     return median(found[2:])
-
-
-def copies(size: int, *, tiny: bool, most: int = 64) -> int:
-    """How many operands of `size` bytes to take turns with."""
-    return 2 if tiny else max(min(-(-_HELD // max(size, 1)), most), 1)
