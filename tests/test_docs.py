@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import hashlib
 import json
 import os
@@ -31,7 +32,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 import kernel_floors  # noqa: E402
 from reference import commands  # noqa: E402
 
-DOCUMENTS = sorted(p for p in ROOT.glob("**/*.md") if not {".venv", "build"} & set(p.relative_to(ROOT).parts))
+# An environment, or what is built, has documents of its own beside these, and takes long to look through.
+_OWN = ("benchmarks", "detgen", "docs", "sample_prompts", "tests", "tools")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for part in _OWN for path in (ROOT / part).rglob("*.md"))])
 NAMING = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
 DESIGN, ADDING = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("design.md", "adding.md"))
 
@@ -139,6 +142,7 @@ def test_a_wrong_command_and_a_wrong_option_are_found() -> None:
 # Names
 
 
+@functools.cache
 def sources() -> dict[str, ast.Module]:
     """The syntax tree of each module, by its path under `detgen/` with dots."""
     found = {}
@@ -163,8 +167,11 @@ def members(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
             yield node.attr, node
 
 
-SOURCES = sources()
-CLASSES = {node.name: node for tree in SOURCES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+@functools.cache
+def classes() -> dict[str, ast.ClassDef]:
+    """Those of all modules, by their names."""
+    nodes = (node for tree in sources().values() for node in ast.walk(tree))
+    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def exists(name: str) -> bool:
@@ -172,10 +179,10 @@ def exists(name: str) -> bool:
     parts = name.removeprefix("detgen.").split(".")
     for at in range(len(parts), 0, -1):
         module = ".".join(parts[:at])
-        trees = [tree for path, tree in SOURCES.items() if path == module or path.endswith("." + module)]
+        trees = [tree for path, tree in sources().items() if path == module or path.endswith("." + module)]
         if any(_has(tree.body, parts[at:]) for tree in trees):
             return True
-    return parts[0] in CLASSES and _has(CLASSES[parts[0]].body, parts[1:])
+    return parts[0] in classes() and _has(classes()[parts[0]].body, parts[1:])
 
 
 def _has(body: list[ast.stmt], parts: list[str]) -> bool:
@@ -203,7 +210,7 @@ def unknown(text: str) -> list[str]:
         elif re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
             known = exists(name)
         elif re.fullmatch(r"([A-Z][a-z0-9]+){2,}", name):
-            known = name in CLASSES
+            known = name in classes()
         else:
             continue
         if not known:

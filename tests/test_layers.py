@@ -10,6 +10,7 @@ a name in a string, which whoever is registered may import in turn.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -136,10 +137,13 @@ def may_import(name: str) -> set[str]:
     return {name, "detgen"} | below | base  # "detgen" for its version
 
 
-FOUND = {
-    name: list(imports(path.read_text(encoding="utf-8"), name, package=path.name == "__init__.py"))
-    for name, path in MODULES.items()
-}
+@functools.cache
+def there() -> dict[str, list[Import]]:
+    """The imports of each module."""
+    return {
+        name: list(imports(path.read_text(encoding="utf-8"), name, package=path.name == "__init__.py"))
+        for name, path in MODULES.items()
+    }
 
 
 def wrong_arrows(found: dict[str, list[Import]]) -> list[str]:
@@ -172,22 +176,21 @@ def circle(found: dict[str, list[Import]]) -> list[str]:
 
 def users(package: str, found: dict[str, list[Import]] | None = None) -> set[str]:
     """The packages of detgen that import another library."""
-    return {home(m) for m, all_ in (found or FOUND).items() for i in all_ if i.module == package}
+    return {home(m) for m, all_ in (found or there()).items() for i in all_ if i.module == package}
 
 
 def test_every_package_has_a_layer() -> None:
-    there = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert there == set(PACKAGES)
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(PACKAGES)
     assert {path.stem for path in ROOT.glob("*.py")} == BASE | {"__init__", "__main__"}
 
 
 def test_arrows_point_one_way() -> None:
-    wrong = wrong_arrows(FOUND)
+    wrong = wrong_arrows(there())
     assert not wrong, "\n".join(wrong)
 
 
 def test_no_circle() -> None:
-    ring = circle(FOUND)
+    ring = circle(there())
     assert not ring, " -> ".join(ring)
 
 
@@ -203,7 +206,7 @@ def test_what_setup_reads_needs_no_library() -> None:
     """The declaration of steps and what makes the header of it: a build has setuptools alone."""
     declaring = (f"detgen.program.{name}" for name in ("operands", "experts", "steps", "program"))
     for module in (*declaring, "detgen.kernels.c.layout"):
-        loaded = {i.module for i in FOUND[module] if i.runs_on_loading and not i.module.startswith("detgen")}
+        loaded = {i.module for i in there()[module] if i.runs_on_loading and not i.module.startswith("detgen")}
         assert loaded <= sys.stdlib_module_names
 
 
@@ -222,7 +225,7 @@ def _changed(module: str, line: str) -> dict[str, list[Import]]:
     """What would be found if a module had one more line."""
     path = MODULES[module]
     source = path.read_text(encoding="utf-8") + "\n" + line + "\n"
-    return FOUND | {module: list(imports(source, module, package=path.name == "__init__.py"))}
+    return there() | {module: list(imports(source, module, package=path.name == "__init__.py"))}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +246,7 @@ def _changed(module: str, line: str) -> dict[str, list[Import]]:
     ],
 )
 def test_a_wrong_arrow_is_found(module: str, line: str) -> None:
-    before = set(wrong_arrows(FOUND))
+    before = set(wrong_arrows(there()))
     assert any(found.startswith(f"{module}:") for found in set(wrong_arrows(_changed(module, line))) - before)
 
 

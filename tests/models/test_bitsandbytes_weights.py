@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import math
@@ -35,7 +36,8 @@ from detgen.program.steps import Linear
 from detgen.program.storage import Storage
 from detgen.runner.preparing import prepare
 
-bnb = pytest.importorskip("bitsandbytes")
+LACKING = importlib.util.find_spec("bitsandbytes") is None
+pytestmark = pytest.mark.skipif(LACKING, reason="bitsandbytes is not installed")
 # Blocks of 64 go on from row to row; of 72 inputs not even groups of 32 are whole.
 SIZES = STORED | {"hidden_size": 96, "intermediate_size": 72, "vocab_size": 320}
 LLAMA = hf.LlamaConfig(**SIZES)
@@ -65,6 +67,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+def bnb() -> Any:
+    """The library, which takes a second to import: whoever only collects these tests need not."""
+    return importlib.import_module("bitsandbytes")
+
+
 def quantized(folder: Path, to: Path, **options: Any) -> Path:
     """A model as transformers and bitsandbytes save it."""
     config = hf.BitsAndBytesConfig(**options)
@@ -86,15 +93,15 @@ def widened(folder: Path, to: Path) -> Path:
         if weight.dtype == torch.int8:
             largest = stored[f"{name.removesuffix('weight')}SCB"]
             weight = weight.float() * (largest / 127)[:, None]
-            near = bnb.functional.int8_vectorwise_dequant(stored[name], largest)
+            near = bnb().functional.int8_vectorwise_dequant(stored[name], largest)
             assert ((weight - near).abs() <= 2**-22 * near.abs()).all()
         elif state:
-            found = bnb.functional.QuantState.from_dict(state, "cpu")
+            found = bnb().functional.QuantState.from_dict(state, "cpu")
             shape, entries = found.shape, math.prod(found.shape)
             # Its kernel for CPUs takes scales of other blocks where rows are no multiple of a block; rows of one are.
             found.shape = torch.Size((-(-entries // 64), 64))
             weight = torch.cat([weight, weight.new_zeros(-(-entries // 64) * 32 - len(weight), 1)])
-            weight = bnb.functional.dequantize_4bit(weight, found).flatten()[:entries].view(shape)
+            weight = bnb().functional.dequantize_4bit(weight, found).flatten()[:entries].view(shape)
         made[name] = weight.t().contiguous() if turned and weight is not stored[name] else weight
     del config["quantization_config"]
     to.mkdir()
@@ -148,7 +155,7 @@ def test_experts_one_by_one(random_model: Callable[..., Path], tmp_path: Path) -
     tensors = load_file(few / "model.safetensors")
     for name in [name for name in tensors if ".experts." in name]:
         assert name.endswith((".w1.weight", ".w2.weight", ".w3.weight"))
-        tensors[name], state = bnb.functional.quantize_4bit(tensors[name], quant_type="nf4")
+        tensors[name], state = bnb().functional.quantize_4bit(tensors[name], quant_type="nf4")
         tensors |= {f"{name}.{part}": tensor for part, tensor in state.as_dict(packed=True).items()}
     save_file(tensors, few / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((few / "config.json").read_text()) | {"quantization_config": {"load_in_4bit": True}}
@@ -180,7 +187,7 @@ def test_how_weights_are_kept(random_model: Callable[..., Path], tmp_path: Path)
 
 def test_codes_are_those_of_bitsandbytes() -> None:
     for kind, codes in CODES.items():
-        assert same_bits(codes, bnb.functional.get_4bit_type(kind, device="cpu"))
+        assert same_bits(codes, bnb().functional.get_4bit_type(kind, device="cpu"))
 
 
 def test_other_weights_in_16_bits(random_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -232,15 +239,15 @@ def test_runs(demo_models: Any, tmp_path: Path, quant: str) -> None:
     assert outputs[0] == outputs[1]
     profile = json.loads((out / "manifest.json").read_text())["profile"]
     assert (profile["arithmetic"], profile["target"]["quant"]) == ("detgen-2", quant)
-    assert profile["versions"] == {"bitsandbytes": bnb.__version__}, "whose quantizer decides the weights"
+    assert profile["versions"] == {"bitsandbytes": bnb().__version__}, "whose quantizer decides the weights"
 
 
 def test_whose_quantizer_the_profile_names(stored: Path, random_model: Callable[..., Path]) -> None:
     """bitsandbytes where it quantizes, by whatever forward the model runs; of a checkpoint it decides nothing more."""
     own_forward = random_model(FAMILIES["gemma, own forward"]())
     few, own = (Engine(target=t, target_quant="nf4", kv_memory=8 << 20) for t in (random_model(LLAMA), own_forward))
-    assert few.profile()["versions"] == {"bitsandbytes": bnb.__version__}
-    assert own.profile()["versions"] == {"bitsandbytes": bnb.__version__, "transformers": hf.__version__}
+    assert few.profile()["versions"] == {"bitsandbytes": bnb().__version__}
+    assert own.profile()["versions"] == {"bitsandbytes": bnb().__version__, "transformers": hf.__version__}
     assert "versions" not in Engine(target=stored, kv_memory=8 << 20).profile()
 
 
