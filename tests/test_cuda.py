@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.examples import THOROUGH
+from helpers.examples import THOROUGH, thorough
 
 STAND_IN = Path(__file__).parent / "cuda_stand_in"
 PROMPTS = [
@@ -206,6 +206,7 @@ def test_it_has_the_bytes_of_a_cpu(detgen: Command, folder: Path, model: str) ->
     assert _verified(folder / "cpu") == _verified(folder / "auto")
 
 
+@thorough
 def test_neither_drafter_nor_batch_size_changes_a_byte(detgen: Command, folder: Path, model: str) -> None:
     options = ["--target", model, "--device", "cuda", "--max-tokens", "4", "--drafter", "none", "--batch-size", "3"]
     detgen(folder, "run", "prompts.jsonl", "-o", "none", *options)
@@ -217,6 +218,7 @@ def _verified(folder: Path) -> list[str]:
     return lines[:-1]  # the last prompt asks not to be verified
 
 
+@thorough
 def test_another_family(detgen: Command, folder: Path, random_model: Callable[..., Path]) -> None:
     """With windows, two rotations and weights in few bits: the bytes of a CPU."""
     from transformers import Gemma3TextConfig
@@ -230,6 +232,7 @@ def test_another_family(detgen: Command, folder: Path, random_model: Callable[..
     assert not any("error" in line for line in _verified(folder / "other-cpu"))
 
 
+@thorough
 def test_products_on_tensor_cores(detgen: Command, folder: Path, model: str) -> None:
     """By the rule of the device, which a processor audits; there are none on the stand-in, which emulates them."""
     import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.examples import usual
 
 CODE = f"""if True:
     import os, sys
@@ -55,15 +57,18 @@ def test_a_run_goes_on(tmp_path: Path, run: list[str], redirections: str) -> Non
 
 @pytest.mark.parametrize(
     ("wrong", "redirections"),
-    [
-        (["--top-p", "2"], "2>/dev/full"),
-        (["--limit", "x"], "2>/dev/full"),
-        (["--limit", "x"], "2>&-"),
-        (["--limit", "x"], ">/dev/full 2>&1"),
-        (["--no-such-option"], ">/dev/full 2>&1"),
-        (["--target", "./nowhere"], "2>/dev/full"),
-        (["--target", "./nowhere"], "2>&-"),
-    ],
+    usual(
+        [
+            (["--top-p", "2"], "2>/dev/full"),
+            (["--limit", "x"], ">/dev/full 2>&1"),
+            (["--no-such-option"], "2>&-"),
+            (["--target", "./nowhere"], "2>/dev/full"),
+        ],
+        itertools.product(
+            (["--limit", "x"], ["--no-such-option"], ["--target", "./nowhere"]),
+            ("2>/dev/full", "2>&-", ">/dev/full 2>&1"),
+        ),
+    ),
 )
 def test_a_refusal_keeps_its_exit_status(run: list[str], wrong: list[str], redirections: str) -> None:
     assert shell(redirections, *run, *wrong).returncode == 2

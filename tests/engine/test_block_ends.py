@@ -149,22 +149,21 @@ def oracle(engine: Engine, alone: dict[Any, Any]) -> Callable[[Any], OracleDraft
     return lambda _: OracleDrafter(known)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"batch_size": 1},
-        {"batch_size": 5, "prefill_chunk": 7},
-        {"batch_size": 8, "prefill_chunk": 64},
-        {"batch_size": 12, "drafter": adversary, "draft_tokens": 15},
-        {"batch_size": 3, "drafter": "oracle", "draft_tokens": 5},
-        {"batch_size": 4, "drafter": "self", "draft_tokens": 3},
-        {"batch_size": 6, "drafter": "ngram", "pages": 9},
-    ],
-    ids=["alone", "chunks", "blocks", "adversary", "oracle", "self", "preempted"],
-)
-def test_bits(engine: Engine, alone: dict[Any, Any], observe: Callable[..., Any], settings: dict[str, Any]) -> None:
+SETTINGS: dict[str, dict[str, Any]] = {
+    "alone": {"batch_size": 1},
+    "chunks": {"batch_size": 5, "prefill_chunk": 7},
+    "blocks": {"batch_size": 8, "prefill_chunk": 64},
+    "adversary": {"batch_size": 12, "drafter": adversary, "draft_tokens": 15},
+    "oracle": {"batch_size": 3, "drafter": "oracle", "draft_tokens": 5},
+    "self": {"batch_size": 4, "drafter": "self", "draft_tokens": 3},
+    "preempted": {"batch_size": 6, "drafter": "ngram", "pages": 9},
+}
+
+
+@pytest.mark.parametrize("name", usual(["chunks", "adversary", "self", "preempted"], SETTINGS))
+def test_bits(engine: Engine, alone: dict[Any, Any], observe: Callable[..., Any], name: str) -> None:
     """Of logits and KV entries, with and without what others read before, twice."""
-    settings = dict(settings)
+    settings = dict(SETTINGS[name])
     if pages := settings.pop("pages", None):
         settings["kv_memory"] = engine.position_bytes * 64 * pages
     if settings.get("drafter") == "oracle":

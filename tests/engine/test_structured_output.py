@@ -376,13 +376,13 @@ def test_masks_remember_nothing(structures: Structures, asked: dict[str, Any]) -
 
 def test_a_limit_of_one_text_is_none_of_another(structures: Structures, monkeypatch: pytest.MonkeyPatch) -> None:
     """States of other texts do not count; a text that needs too many itself ends with an error."""
-    monkeypatch.setattr("detgen.engine.structure._STATES", 600)
+    monkeypatch.setattr("detgen.engine.structure._STATES", 200)
     params = SamplingParams(guided_regex="(?:[ab]{1,2000}x){3}")
     structure = Structures(structures._tokenizer, "", 4096, frozenset({0})).of(params)
     assert structure is not None
     a, b = (structures._tokenizer.encode(t, add_special_tokens=False)[0] for t in "ab")
     longest = Masks(structure)
-    errors = [told(longest.after([a] * n)) for n in range(0, 900)]
+    errors = [told(longest.after([a] * n)) for n in range(0, 300)]
     assert "too many states" in errors[-1]
     first = next(n for n, error in enumerate(errors) if error)
     other = Masks(structure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections import Counter
@@ -10,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.examples import examples
+from helpers.examples import examples, usual
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,8 +179,10 @@ def test_the_best_score_is_chosen(
             assert (alone.tokens.item(), alone.leads[0]) == expected[i]
 
 
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("temperature", [1.0, 1e-3, 1e4])
+@pytest.mark.parametrize(
+    ("width", "temperature"),
+    usual([(1, 1.0), (2, 1e-3), (1, 1e4)], itertools.product((1, 2), (1.0, 1e-3, 1e4))),
+)
 def test_no_row_is_left_without_a_candidate(width: int, temperature: float) -> None:
     """The bound of the best is hardly above its score: rounding must not cost it its place."""
     logits = 30 * torch.randn(4000, width, generator=torch.Generator().manual_seed(1))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import invoke, written
+from helpers.examples import usual
 from helpers.families import DESCRIBED
 from helpers.frozen import CASES, KNOWN, digest
 from safetensors.torch import load_file, save_file
@@ -66,10 +67,10 @@ def kept(loaded: list[LoadedModel]) -> bool:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("embedded, draft model", "embedded, scored", "embedded, q8", "qwen2_moe", "gpt2, bfloat16", "gpt2"),
-        *("gemma3", "GGUF Q4_0"),
-    ],
+    usual(
+        ["embedded, draft model", "embedded, q8", "qwen2_moe", "gpt2, bfloat16", "GGUF Q4_0"],
+        ["embedded, scored", "gpt2", "gemma3"],
+    ),
 )
 def test_bits_are_the_same(
     name: str, tmp_path: Path, loaded: list[LoadedModel], monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.examples import usual
 from helpers.families import OWN_FORWARD
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
@@ -188,8 +189,12 @@ def test_other_methods_of_quantizing_are_refused(copy: Path) -> None:
         load_model(copy, "copy", "auto", "none")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["described", "own forward"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    usual(
+        [("described", "bfloat16"), ("own forward", "float16")], [("described", "float16"), ("own forward", "bfloat16")]
+    ),
+)
 def test_a_number_format_is_how_weights_are_kept(
     small: Path, random_model: Callable[..., Path], tmp_path: Path, dtype: Any, kind: str
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import adapters
+from helpers.examples import usual
 from helpers.threads import using
 from safetensors.torch import load_file, save_file
 from transformers import BloomConfig, GPT2Config, LlamaConfig
@@ -133,7 +134,7 @@ def generated(**settings: Any) -> list[Any]:
     return [(one.token_ids, one.logprobs) for one in found]
 
 
-@pytest.mark.parametrize("quant", ["none", "q8", "q4_k", "int8"])
+@pytest.mark.parametrize("quant", usual(["none", "q4_k"], ["q8", "int8"]))
 def test_a_run_is_that_of_the_model_merged_and_saved(llama: Path, tmp_path: Path, quant: Any) -> None:
     """Bit for bit, quantized after merging; whatever the batch, the drafter and the threads."""
     adapter = adapters.write(tmp_path / "a", adapters.factors(LLAMA))

@@ -75,7 +75,7 @@ def test_every_build_gives_them(tmp_path: Path, known: tuple[str, str]) -> None:
     assert digest(tmp_path, file, "--max-tokens", "32", "--temperature", temperature) == KNOWN[known]
 
 
-@pytest.mark.parametrize("options", [("--drafter", "ngram"), ("--batch-size", "1", "--drafter", "none")])
+@pytest.mark.parametrize("options", usual([("--drafter", "ngram")], [("--batch-size", "1", "--drafter", "none")]))
 def test_results_are_known(tmp_path: Path, options: tuple[str, ...]) -> None:
     digest(tmp_path, "batch.jsonl", "--output-format", "openai", *options)
     data = (tmp_path / "results.jsonl").read_bytes()
@@ -84,7 +84,7 @@ def test_results_are_known(tmp_path: Path, options: tuple[str, ...]) -> None:
     assert hashlib.sha256(data).hexdigest() == "6b9fcd3ecb30ecedc50c8d3a6cfd57d123452587e3e755b88099d30ab96c773f"
 
 
-@pytest.mark.parametrize("size", ["1", "16"])
+@pytest.mark.parametrize("size", usual(["16"], ["1"]))
 def test_scores_are_known(tmp_path: Path, size: str) -> None:
     assert digest(tmp_path, "scores.jsonl", "--batch-size", size, command="score") == SCORES
 

@@ -12,9 +12,9 @@ from helpers.examples import usual
 from detgen.kernels.c.library import BUILDS, CHOICE, build
 
 LINES = [
-    {"prompt": "def add(a, b):", "max_tokens": 12, "logprobs": 2},
-    {"prompt": "class Stack:\n", "max_tokens": 10, "temperature": 0.9, "n": 2, "seed": 3, "logprobs": 0},
-    {"prompt": "import os\n\n\ndef size(path):", "max_tokens": 8, "logprobs": 1},
+    {"prompt": "def add(a, b):", "max_tokens": 6, "logprobs": 2},
+    {"prompt": "class Stack:\n", "max_tokens": 5, "temperature": 0.9, "n": 2, "seed": 3, "logprobs": 0},
+    {"prompt": "import os\n\n\ndef size(path):", "max_tokens": 4, "logprobs": 1},
 ]
 
 

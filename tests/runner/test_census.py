@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from helpers.examples import examples
+from helpers.examples import examples, usual
 from helpers.families import OWN_FORWARD
 from helpers.threads import using
 from hypothesis import given
@@ -171,7 +171,11 @@ MIXTURES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+# Others are found as these are.
+ALIKE = {"sum of all", "sum along rows", "largest of rows", "a list of it"}
+
+
+@pytest.mark.parametrize("name", usual([name for name in MIXTURES if name not in ALIKE], MIXTURES))
 def test_a_planted_operator_is_refused_by_its_name(twisted: Callable[..., Engine], name: str) -> None:
     """By what it is, though most of these change no bit, or hardly any."""
     function, reason = MIXTURES[name]
