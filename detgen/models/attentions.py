@@ -59,9 +59,11 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
             each = np.arange(qkv[0].weight.shape[0]).reshape(family.parts, 3, -1)
             qkv = [some_rows(qkv[0], each[:, [0, 2, 1]].swapaxes(0, 1).ravel())]
         if getattr(attention, "clip_qkv", None) or getattr(config, "clip_qkv", None):
-            raise UnknownError("queries, keys and values that are clipped")
+            raise UnknownError("queries, keys and values that are clipped (clip_qkv)")
         if sum(one.weight.shape[0] for one in qkv) != (heads + (0 if source is not None else 2 * kv_heads)) * size:
             raise UnknownError("queries, keys and values of other sizes")
+        if rotary is not None and 2 * len(rotary.frequencies) > size:
+            raise UnknownError("a rotation of more than a head has")
     interleaved = family.interleaved
     q, k, v = (of.norm(getattr(attention, name, None), size) for name in (*family.head_norms, "v_norm"))
     return Attention(
@@ -93,7 +95,7 @@ def _rotary(of: Description, attention: Any, index: int) -> Rotary | None:
     found = rotary_of(rotary, getattr(attention, "layer_type", None) or (kinds[index] if kinds else None))
     if found is None:
         raise UnknownError("a rotary embedding of another kind")
-    return found
+    return found if len(found.frequencies) else None
 
 
 def _multiplied(qkv: list[Linear], read: float, keys: float) -> list[Linear]:

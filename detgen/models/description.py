@@ -55,7 +55,6 @@ _UNUSUAL: dict[str, dict[str, Any]] = {
     "PhiForCausalLM": {"qk_layernorm": True},
     "Exaone4ForCausalLM": {"sliding_window": None},
     "ExaoneMoeForCausalLM": {"sliding_window": None},
-    "BloomForCausalLM": {"apply_residual_connection_post_layernorm": True},
     "FalconForCausalLM": {"alibi": True},  # whose biases are rounded to bf16
 }
 
@@ -152,7 +151,7 @@ class Description:
         if base := getattr(config, "dim_model_base", None):  # MiniCPM's
             return float(base / config.hidden_size)
         factor = getattr(config, self.family.logit_factor, None)
-        return float(factor or 1 / (getattr(config, "logits_scaling", None) or 1))
+        return float(1 / (getattr(config, "logits_scaling", None) or 1) if factor is None else factor)
 
     @property
     def softcap(self) -> float:
@@ -195,6 +194,7 @@ class Description:
             parallel=bool(getattr(config, parallel)) if isinstance(parallel, str) else parallel,
             mlp=made,
             residual=float(getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0))),
+            added_to_normed=bool(getattr(layer, "apply_residual_connection_post_layernorm", False)),
             beside=beside,
             input=layer_input_of(self, layer, index),
             factor=1.0 if scalar is None else scalar.item(),
@@ -325,6 +325,8 @@ class Description:
         for name, value in _UNUSUAL.get(_class_of(self.model), {}).items():
             if getattr(self.config, name, None) == value:
                 raise UnknownError(name)
+        if not len(self.layers):
+            raise UnknownError("a decoder without layers")
         described: list[object] = [self.embedding, self.embedding_norm, self.positions, self.final, self.head]
         described += [self.layer_inputs, self.streams, *(self.layer(index) for index in range(len(self.layers)))]
         for name, parameter in self.model.named_parameters():
@@ -337,14 +339,26 @@ def describe(model: Any) -> Description | None:
 
     Its parameters may be on torch's `meta` device; then `read` has to be set before it is asked for weights.
     """
+    found = _described(model)
+    return found if isinstance(found, Description) else None
+
+
+def unknown_in(model: Any) -> str | None:
+    """What keeps a model from being described although its family is known; None if it is described, or is not."""
+    found = _described(model)
+    return found if isinstance(found, str) else None
+
+
+def _described(model: Any) -> Description | str | None:
+    """The description of a model, or what it has that its family's row does not tell of; None if there is no row."""
     family = _family(model)
     if family is None:
         return None
     found = Description(model, family)
     try:
         found.check()
-    except (UnknownError, AttributeError, StopIteration):
-        return None
+    except (UnknownError, AttributeError, StopIteration) as error:
+        return str(error) or "one of its modules"
     return found
 
 

@@ -64,7 +64,7 @@ class ExpertSteps:
     """A mixture of experts, as steps take it."""
 
     def __init__(self, mlp: Experts, form: Form, keep: Keep) -> None:
-        experts, width, inner = mlp.down.shape
+        experts, width, inner = mlp.down.shape  # the width is that of short vectors, if experts read such
         self._experts = int(experts)
         self._activation, self._limited, self._factor = mlp.activation, mlp.limited, mlp.factor
         self._routing: dict[str, Any] = {
@@ -86,6 +86,7 @@ class ExpertSteps:
             Buffer("experts activated", mlp.picks * inner),
             Buffer("experts", mlp.picks * width),
         )
+        self._short = None if mlp.short is None else [joint([linear], form, keep) for linear in mlp.short]
         self._routed = None if mlp.routed is None else NormParts.of(mlp.routed, keep)
         self._shared = None
         if mlp.shared is not None:
@@ -100,10 +101,15 @@ class ExpertSteps:
             assert hidden is not None, "what it norms is there"
             told = Buffer("router read", read.width)
             program.add(self._routed.step(f"{name}.norm of the router", hidden, Into(told), wanted=wanted))
-        logits, routes, weighed = self._logits, self._routes, self._weighed
+        logits, routes, weighed, x = self._logits, self._routes, self._weighed, read
+        if self._short is not None:
+            x = Buffer("short for experts", self._short[0].outputs)
+            program.add(
+                steps.Linear(name=f"{name}.shortened", wanted=wanted, x=read, to=Into(x), weight=self._short[0])
+            )
         weighing: list[Step] = []
         if weighed is not None:
-            weighing = [Weigh(name=f"{name}.weighed", wanted=wanted, x=read, routes=routes, to=weighed)]
+            weighing = [Weigh(name=f"{name}.weighed", wanted=wanted, x=x, routes=routes, to=weighed)]
         for step in (
             steps.Linear(name=f"{name}.gate", wanted=wanted, x=told, to=Into(logits), weight=self._router),
             Route(name=f"{name}.routes", wanted=wanted, x=logits, to=routes, **self._routing),
@@ -112,7 +118,7 @@ class ExpertSteps:
             ExpertLinear(
                 name=f"{name}.experts.up_proj",
                 wanted=wanted,
-                x=read if weighed is None else weighed,
+                x=x if weighed is None else weighed,
                 routes=routes,
                 to=self._activated,
                 weight=self._up,
@@ -146,7 +152,11 @@ class ExpertSteps:
             program.add(branch.norm.step(f"{name}, normed", mixed, branch.into, wanted=wanted))
             return
         how = {"wanted": wanted, "weighed": self._weighed is None}
-        program.add(Combine(name=f"{name}.experts", x=self._each, routes=self._routes, to=into, **how))
+        to = into if self._short is None else Into(Buffer("short of experts", self._short[1].inputs))
+        program.add(Combine(name=f"{name}.experts", x=self._each, routes=self._routes, to=to, **how))
+        if self._short is not None:
+            x, weight = to.buffer, self._short[1]
+            program.add(steps.Linear(name=f"{name}.lengthened", wanted=wanted, x=x, to=into, weight=weight))
         if self._shared is not None:
             (shared, gate), name, into = self._shared, f"{name}.shared_expert", replace(into, add=True)
             if gate is None:

@@ -46,6 +46,7 @@ class LayerSteps:
         elif mlp is not None:
             self._mlp = ExpertSteps(mlp, form, keep)
         self._parallel, self._residual = layer.parallel, layer.residual
+        self._added_to_normed = layer.added_to_normed
         self._beside = None if layer.beside is None else BesideSteps(layer.beside, form, keep)
         self._input = None if layer.input is None else LayerInputSteps(layer.input, form, keep)
         self._factor = layer.factor
@@ -107,7 +108,7 @@ class LayerSteps:
         """Append a norm, if there is one; the buffer that holds what is read after it."""
         if norm is None:
             return x
-        normed = Buffer("normed", self._width)
+        normed = x if self._added_to_normed else Buffer("normed", self._width)
         program.add(norm.step(name, x, Into(normed), wanted=wanted))
         return normed
 

@@ -12,7 +12,8 @@ from detgen.models.parts import Experts, Linear, Norm, UnknownError
 from detgen.models.skeleton import is_parameter, is_torch
 from detgen.models.stored import Weight, turned
 from detgen.program.arrays import array, floats
-from detgen.program.operands import Activation, Scoring
+from detgen.program.experts import Route
+from detgen.program.operands import Activation, Buffer, Scoring
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,9 +93,9 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
     mixture = MIXTURES.get(type(mlp).__name__)
     if mixture is None:
         raise UnknownError(type(mlp).__name__)
-    experts, router, biases = mlp.experts, getattr(mlp, mixture.router), None
-    if is_torch(getattr(mlp, "fc1_latent_proj", None), "Linear"):
-        raise UnknownError("experts that read short vectors")
+    experts, router, biases, short = mlp.experts, getattr(mlp, mixture.router), None, None
+    if is_torch(getattr(mlp, "fc1_latent_proj", None), "Linear"):  # Nemotron H's
+        short = of.linear(mlp.fc1_latent_proj), of.linear(mlp.fc2_latent_proj)
     if hasattr(experts, "gate_up_proj_bias"):
         biases = of.array(experts.gate_up_proj_bias), of.array(experts.down_proj_bias)
     shared = None
@@ -107,6 +108,13 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
         weight = floats(of.array(router.scale)) * np.float32(router.scalar_root_size)
         routed = Norm(weight, None, router.norm.eps, centred=False)
     bias, gated = getattr(linear, "bias", None), hasattr(experts, "gate_up_proj")
+    picks = getattr(router, "top_k", None)
+    picks = int(of.config.top_k_experts if picks is None else picks)
+    routing = _routing(mlp, router, mixture, of.array)
+    how = {name: value for name, value in routing.items() if not isinstance(value, np.ndarray)}  # may have no numbers
+    logits, routes = Buffer("router", linear.weight.shape[0]), Buffer("routes", 2 * picks)
+    for fault in Route(name="", x=logits, to=routes, **how).faults():
+        raise UnknownError(fault)
     return Experts(
         router=Linear(of.array(linear.weight), None if bias is None else of.array(bias)),
         up=_weights(of, experts, experts.gate_up_proj if gated else experts.up_proj),
@@ -116,10 +124,11 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
         interleaved=not getattr(experts, "is_concatenated", True),
         activation=Activation.SILU if mixture.clamped else activation_of(experts),
         limited=(float(experts.limit), float(experts.alpha), 1.0) if mixture.clamped else (0.0, 1.0, 0.0),
-        picks=int(getattr(router, "top_k", None) or of.config.top_k_experts),
-        routing=_routing(mlp, router, mixture, of.array),
+        picks=picks,
+        routing=routing,
         weighs_inputs=mixture.weighs_inputs,
         shared=shared,
+        short=short,
         routed=routed,
         factor=0.5 if shared and getattr(mlp, "shared_expert_combination_strategy", "sum") == "average" else 1.0,
     )

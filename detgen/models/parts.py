@@ -110,6 +110,7 @@ class Experts:
         weighs_inputs: whether the weights of a row multiply what its experts read, not what they give.
         shared: a feed-forward that all rows take, and the linear layer of one output by whose sigmoid its results are
             multiplied, or None; None for none.
+        short: linear layers before and after the experts, which read short vectors and give them; None for none.
         routed: norm of what the router reads instead of what the experts read; None for no other.
         factor: of all results.
     """
@@ -126,6 +127,7 @@ class Experts:
     routing: dict[str, Any]
     weighs_inputs: bool
     shared: tuple[FeedForward, Linear | None] | None
+    short: tuple[Linear, Linear] | None = None
     routed: Norm | None = None
     factor: float = 1.0
 
@@ -421,6 +423,7 @@ class Layer:
         parallel: see `Family`.
         mlp: the feed-forward; None for none.
         residual: factor of what the mixers and the feed-forward add.
+        added_to_normed: whether they add it to what they read, which is normed.
         beside: experts beside the feed-forward; None for none.
         input: how it takes what the token gives it; None where tokens give nothing.
         factor: of all that the layer leaves.
@@ -433,6 +436,7 @@ class Layer:
     parallel: bool
     mlp: FeedForward | Experts | None
     residual: float
+    added_to_normed: bool = False
     beside: Beside | None = None
     input: LayerInput | None = None
     factor: float = 1.0

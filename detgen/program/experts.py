@@ -60,11 +60,11 @@ class Route(Step):
     def _faults(self) -> Iterator[str]:
         picks = self.to.width // 2
         if self.to.width % 2 or not 1 <= picks <= min(self.x.width, MOST_PICKS):
-            yield f"{self.to} holds no routes to some of {self.x.width} experts, {MOST_PICKS} at most"
+            yield f"{picks} of {self.x.width} experts, where 1 to {MOST_PICKS} can be taken"
         yield from shaped("correction", self.correction, (self.x.width,))
         yield from shaped("factors", self.factors, (self.x.width,))
         if self.x.width > MOST_EXPERTS:
-            yield f"{self.x} has more than {MOST_EXPERTS} experts"
+            yield f"more than {MOST_EXPERTS} experts"
         if self.scoring == Scoring.OVER_PICKS and not self.normalized:
             yield "weights of the experts that are taken, not normalized"
         if self.scoring == Scoring.SPARSE and (self.normalized or self.groups > 1 or self.correction is not None):
@@ -72,7 +72,7 @@ class Route(Step):
         if not 1 <= self.best_groups <= self.groups or self.of_group not in (1, 2) or self.x.width % self.groups:
             yield f"{self.best_groups} of {self.groups} groups by {self.of_group} of {self.x.width} experts"
         elif self.x.width // self.groups * self.best_groups < picks or self.x.width // self.groups < self.of_group:
-            yield f"groups of {self.x.width // self.groups} experts are too small"
+            yield f"groups of {self.x.width // self.groups} experts, which are too small for {picks} of them"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,7 +5,8 @@ This is the slow part, done once: several engines can share prepared models, one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from detgen.errors import EngineError
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.decoder import Narrowed, StateShape
 from detgen.machine import Device
-from detgen.models.description import has_description
+from detgen.models.description import has_description, unknown_in
 from detgen.models.explained import explained
 from detgen.models.loading import LoadedModel
 from detgen.models.memory import check_room, free_memory, room_beside
@@ -130,7 +131,11 @@ def prepare(
     check_room(_ROOM, "prepare a model")
     observer.stage(f"preparing {target.name}")
     backbones = [m.backbone for m in models]
-    own = [_own_forward(m, model, compared=m is target) for m, model in zip(models, backbones, strict=True)]
+    unknown = [None if m.own is not None else unknown_in(model) for m, model in zip(models, backbones, strict=True)]
+    own = []
+    for m, model, what in zip(models, backbones, unknown, strict=True):
+        with _naming(what):
+            own.append(_own_forward(m, model, compared=m is target))
     layouts = [told.layout for told in own]
     _check_states(models, layouts)
     held = max(sum(KVCache.position_bytes(layout.cached, kv_dtype) for layout in layouts), _LEAST_BYTES)
@@ -139,11 +144,12 @@ def prepare(
     kept = _KEPT_PAGES if device.type == "cpu" else None
     count, copies = _counts(device, kv_memory, held, beside, Snapshots.bytes(layouts[0].states))
     pages = BlockManager(count, kept=kept)
-    runners = tuple(
-        _runner(m, model, layout, pages, device, kv_dtype, batch_size, drafts=m is not target)
-        for m, model, layout in zip(models, backbones, layouts, strict=True)
-    )
-    with refusing(_kind(target.name, backbones[0])):
+    made = []
+    for m, model, layout, what in zip(models, backbones, layouts, unknown, strict=True):
+        with _naming(what):
+            made.append(_runner(m, model, layout, pages, device, kv_dtype, batch_size, drafts=m is not target))
+    runners = tuple(made)
+    with _naming(unknown[0]), refusing(_kind(target.name, backbones[0])):
         own[0] = compared(_in_float32(runners[0], layouts[0]), own[0], target)
     for loaded, told in zip(models, own, strict=True):
         if loaded.keep is not None:
@@ -188,6 +194,19 @@ def _own_forward(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool)
     from detgen.runner.own_forward import ask  # with transformers' models, whose import takes seconds
 
     return ask(loaded, model, compared=compared)
+
+
+@contextmanager
+def _naming(unknown: str | None) -> Iterator[None]:
+    """Say, where a model of a known family is refused by its own forward, what keeps it from running as others do."""
+    try:
+        yield
+    except EngineError as error:
+        if unknown is None:
+            raise
+        raise EngineError(
+            f"{error}. detgen's own pass, by which others of its family run, does not know {unknown}"
+        ) from error
 
 
 def _block(target: LoadedModel, part: Any, letter: str, device: Device, dtype: np.dtype[Any]) -> Block:

@@ -347,6 +347,14 @@ ROWS: dict[str, Callable[[], Any]] = {
     "bamba": lambda: hf.BambaConfig(**SPACES, attn_layer_indices=[1]),
     "mamba": lambda: hf.MambaConfig(**SCANNED, use_conv_bias=False, use_bias=True),
     "falcon_mamba": lambda: hf.FalconMambaConfig(**SCANNED, tie_word_embeddings=False),
+    "nemotron_h_short": lambda: hf.NemotronHConfig(  # experts that read short vectors
+        **{**NEMOTRON_H, "moe_latent_size": 36, "mlp_bias": True},
+        layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+    ),
+    "bloom_normed": lambda: hf.BloomConfig(  # layers add to what is normed
+        **{"vocab_size": 320, "hidden_size": 96, "n_layer": 3, "n_head": 6, "eos_token_id": 0},
+        apply_residual_connection_post_layernorm=True,
+    ),
     "mamba2": lambda: hf.Mamba2Config(
         vocab_size=320,
         **{"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2},

@@ -18,7 +18,7 @@ import torch
 import transformers as hf
 from helpers.engine_inputs import adversary
 from helpers.examples import thorough, usual
-from helpers.families import DESCRIBED, FALCON, ROWS
+from helpers.families import DESCRIBED, FALCON, ROUTED, ROWS
 from helpers.oracle import Passes
 
 from detgen import Engine, EngineError, Request, SamplingParams
@@ -41,6 +41,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         lambda: hf.XGLMConfig(vocab_size=320, d_model=64, num_layers=3, attention_heads=4, ffn_dim=96),
         "XGLMForCausalLM",
         "AttentionInterface",
+    ),
+    "mpt": (
+        lambda: hf.MptConfig(vocab_size=320, d_model=64, n_layers=2, n_heads=4, attn_config={"clip_qkv": 6.0}),
+        "MptForCausalLM",
+        r"does not know queries, keys and values that are clipped \(clip_qkv\)",
+    ),
+    "solar_open": (
+        lambda: hf.SolarOpenConfig(
+            **{**ROUTED, "head_dim": 18, "n_routed_experts": 6, "n_group": 3, "topk_group": 1, "n_shared_experts": 1}
+        ),
+        "SolarOpenForCausalLM",
+        "does not know groups of 2 experts, which are too small for 3 of them",
     ),
     "falcon_rw": (lambda: hf.FalconConfig(**FALCON, alibi=True), "FalconForCausalLM", "AttentionInterface"),
 }
@@ -239,7 +251,10 @@ def check_agreement(folder: Path, reference: Any, error: float, tie: float) -> N
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_refused_by_name(family: str, random_model: Callable[..., Path]) -> None:
-    """A model that does not go through transformers' attention interface throughout is refused, and why is said."""
+    """A model that does not go through transformers' attention interface throughout is refused, and why is said.
+
+    So is what keeps it from running by its family's row.
+    """
     config, kind, reason = REFUSED[family]
     with pytest.raises(EngineError, match=rf"{kind}.*not supported.*{reason}"):
         Engine(target=random_model(config()), drafter="none", kv_memory=16 << 20)
