@@ -117,6 +117,8 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
         yield
         return
     config = model.config.get_text_config()
+    parts = getattr(model.config, "sub_configs", {})  # of a wrapper, which may have no choice of its own
+    part = next((name for name in parts if getattr(model.config, name) is config), "")
     experts, padding = (getattr(config, name, None) for name in ("_experts_implementation", "pad_token_id"))
     stored = model.state_dict().keys()
     numbers = [
@@ -127,14 +129,14 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
             module._buffers[name] = x.to("meta")
         config.pad_token_id = None
         if experts is not None:
-            model.set_experts_implementation("batched_mm")
+            model.set_experts_implementation({part: "batched_mm"})
         yield
     finally:
         for module, name, x in numbers:
             module._buffers[name] = x
         config.pad_token_id = padding
         if experts is not None:
-            model.set_experts_implementation(experts)
+            model.set_experts_implementation({part: experts})
 
 
 def attach(model: PreTrainedModel, name: str) -> Layout:
@@ -161,7 +163,8 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
 
     def note_heads(layer: int, found: Heads, seen: Seen) -> None:
         sizes[layer] = found.heads, found.kv_heads, found.size, found.size
-        traits[layer] = AttentionTraits(found.scale, seen.window, None, seen.chunk, slopes=found.slopes)
+        window = seen.window if found.window is None else found.window
+        traits[layer] = AttentionTraits(found.scale, window, None, seen.chunk, slopes=found.slopes)
 
     called: set[nn.Module] = set()
     states, alone, sharing = states_of(model)

@@ -16,6 +16,9 @@ from detgen.program.arrays import floats
 if TYPE_CHECKING:
     from detgen.models.description import Description
 
+# Classes of attentions that rotate in all layers if there are no windows.
+_ALL_WITHOUT_WINDOWS = ("Exaone4Attention", "ExaoneMoeAttention")
+
 
 def attention_of(of: Description, attention: Any, index: int) -> Attention:
     """The attention of a layer.
@@ -52,6 +55,8 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
         if family.gated:
             each = np.arange(2 * heads * size).reshape(heads, 2, size)  # a head's query, and its gate
             qkv[0], gate = (some_rows(qkv[0], each[:, part].ravel()) for part in range(2))
+        if family.own_gate:
+            gate = of.linear(getattr(attention, family.own_gate))
         if family.by_head:  # queries, a key and a value of each
             each = np.arange(qkv[0].weight.shape[0]).reshape(kv_heads, -1, size)
             qkv = [some_rows(qkv[0], np.concatenate([part.ravel() for part in np.split(each, [-2, -1], 1)]))]
@@ -89,13 +94,19 @@ def _rotary(of: Description, attention: Any, index: int) -> Rotary | None:
     if getattr(attention, "rotary_dim", None):  # GPT-J's
         return plain_rotary(10000.0, attention.rotary_dim // 2)
     rotary = first_of(of.inner, "rotary_emb pos_emb")
-    if rotary is None or not any(getattr(attention, name, True) for name in of.family.rotates.split()):
+    if rotary is None or not _rotates(of, attention):
         return None
     kinds = getattr(of.config, "layer_types", None)
     found = rotary_of(rotary, getattr(attention, "layer_type", None) or (kinds[index] if kinds else None))
     if found is None:
         raise UnknownError("a rotary embedding of another kind")
     return found if len(found.frequencies) else None
+
+
+def _rotates(of: Description, attention: Any) -> bool:
+    if type(attention).__name__ in _ALL_WITHOUT_WINDOWS and attention.sliding_window is None:
+        return True
+    return any(getattr(attention, name, True) for name in of.family.rotates.split())
 
 
 def _multiplied(qkv: list[Linear], read: float, keys: float) -> list[Linear]:

@@ -46,15 +46,16 @@ _ADDED_TO_ONE = {
     *("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"),
     *("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"),
 }
+# Wrappers that do to logits what the settings of their text part say.
+_SCALING = {
+    *("PaliGemmaForConditionalGeneration", "HyperCLOVAXVisionV2ForConditionalGeneration"),
+    *("GraniteDoclingForConditionalGeneration", "Granite4VisionForConditionalGeneration"),
+}
 # Settings under which a family is not what its row says.
 _UNUSUAL: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {"do_layer_norm_before": False},
     "GPT2LMHeadModel": {"add_cross_attention": True},
     "GPTBigCodeForCausalLM": {"multi_query": False, "add_cross_attention": True},
-    "StableLmForCausalLM": {"qk_layernorm": True},
-    "PhiForCausalLM": {"qk_layernorm": True},
-    "Exaone4ForCausalLM": {"sliding_window": None},
-    "ExaoneMoeForCausalLM": {"sliding_window": None},
     "FalconForCausalLM": {"alibi": True},  # whose biases are rounded to bf16
 }
 
@@ -104,6 +105,8 @@ class Description:
     def embedding_factor(self) -> float:
         """What embeddings are multiplied by."""
         scale = getattr(getattr(self.inner, self.family.embedding), "embed_scale", 1.0)  # in the model's number format
+        if getattr(self.config, "mup_enabled", False):  # AFMoE's
+            scale = self.config.hidden_size**0.5
         return float(scale) * float(getattr(self.inner, "embedding_multiplier", 1.0))
 
     @property
@@ -148,6 +151,8 @@ class Description:
     def head_factor(self) -> float:
         """What logits are multiplied by."""
         config = self.config
+        if not self._scales:
+            return 1.0
         if base := getattr(config, "dim_model_base", None):  # MiniCPM's
             return float(base / config.hidden_size)
         factor = getattr(config, self.family.logit_factor, None)
@@ -156,7 +161,12 @@ class Description:
     @property
     def softcap(self) -> float:
         """That of the logits; 0 for none."""
-        return float(getattr(self.config, "final_logit_softcapping", None) or 0)
+        return float((self._scales and getattr(self.config, "final_logit_softcapping", None)) or 0)
+
+    @property
+    def _scales(self) -> bool:
+        """Whether logits are what the settings of the text part say; in most wrappers, they are as they come."""
+        return language_model(self.model) is None or type(self.model).__name__ in _SCALING
 
     def release(self, index: int) -> None:
         """Let a layer go."""
@@ -219,7 +229,10 @@ class Description:
     def attention(self, index: int) -> Any:
         """The attention of a layer; None if it has none."""
         layer = self.layers[index]
-        found = getattr(layer, self.family.attention, None)
+        try:
+            found = _module(layer, self.family.attention)
+        except AttributeError:
+            return None
         return None if found is self.state_net(index) or found is self._mlp(layer) else found
 
     def _mlp(self, layer: Any) -> Any:
@@ -264,6 +277,9 @@ class Description:
             weight, bias = (None if p is None else floats(self.array(p)) for p in (norm.weight, norm.bias))
             plain = np.ones(norm.normalized_shape, np.float32)
             return Norm(plain if weight is None else weight, bias, norm.eps, centred=True)
+        if name == "StableLmLayerNormPerHead":
+            each = np.stack([floats(self.array(of_head.weight)) for of_head in norm.norms])
+            return Norm(each, None, norm.norms[0].eps, centred=True)
         if name == "NemotronLayerNorm1P":
             weight, bias = floats(self.array(norm.weight)), floats(self.array(norm.bias))
             return Norm(1 + weight, bias, norm.eps, centred=True)

@@ -17,10 +17,11 @@ class Family(NamedTuple):
         final: the norm after them.
         head: the output layer.
         logit_factor: the setting that logits are multiplied by, as far as a model has it.
-        attention: a layer's attention.
+        attention: a layer's attention; a dot leads into a module inside.
         state: what a layer has in its place, or beside it, if it keeps a state, as far as a model has such layers.
         qkv: its query, key and value; one name if they are one.
         gated: whether what gives queries gives gates of the attention's results, too, a head's behind its query.
+        own_gate: what gives gates of the attention's results by itself; "" for nothing.
         by_head: whether a joined query, key and value goes by key heads: each has its queries, its key and its value
             behind each other.
         parts: as how many parts a joined one goes, each with queries, values and keys of its heads; 0 for none.
@@ -55,6 +56,7 @@ class Family(NamedTuple):
     state: str = "linear_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gated: bool = False
+    own_gate: str = ""
     by_head: bool = False
     parts: int = 0
     sized_by_layer: bool = False
@@ -105,6 +107,10 @@ _BAMBA: dict[str, Any] = {
 _GRANITE: dict[str, Any] = {
     **{"mlp": "block_sparse_moe shared_mlp", "gate": "input_linear", "up": "", "down": "output_linear"},
 }
+_GLM4: dict[str, Any] = {
+    **{"interleaved": True, "gate": "gate_up_proj", "up": ""},
+    "norms": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+}
 _COHERE: dict[str, Any] = {"interleaved": True, "norms": ("input_layernorm", None, None, None), "parallel": True}
 _GPT_J: dict[str, Any] = {
     **{"inner": "transformer", "embedding": "wte", "layers": "h", "final": "ln_f", "attention": "attn"},
@@ -126,6 +132,11 @@ FAMILIES = {
     "Qwen2_5_VLTextModel": Family(),
     "Qwen3VLTextModel": Family(),
     "Qwen3VLMoeTextModel": Family(),
+    "Glm4vMoeTextModel": Family(),
+    "PaddleOCRTextModel": Family(),
+    "AriaTextModel": Family(),
+    "GraniteDoclingTextModel": Family(),
+    "Granite4VisionTextModel": Family(),
     "SmolLM3ForCausalLM": Family(),
     "MixtralForCausalLM": Family(),
     "PhimoeForCausalLM": Family(),
@@ -163,6 +174,10 @@ FAMILIES = {
     "OlmoeForCausalLM": Family(),
     "FlexOlmoForCausalLM": Family(norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")),
     "GraniteMoeForCausalLM": Family(mlp="block_sparse_moe"),
+    "GraniteSWAForCausalLM": Family(),
+    "GraniteMoeSWAForCausalLM": Family(mlp="block_sparse_moe"),
+    "AriaTextForCausalLM": Family(),
+    "Emu3ForCausalLM": Family(),
     "ExaoneMoeForCausalLM": Family(rotates="is_sliding"),
     "SolarOpenForCausalLM": Family(),
     "MiniMaxM2ForCausalLM": Family(),
@@ -183,16 +198,19 @@ FAMILIES = {
     "DeepseekV2ForCausalLM": Family(latent=True, interleaved=True),
     "DeepseekV3ForCausalLM": Family(latent=True, interleaved="rope_interleave"),
     "Glm4MoeLiteForCausalLM": Family(latent=True, interleaved="rope_interleave"),
+    "Mistral4ForCausalLM": Family(latent=True, interleaved="rope_interleave"),
+    "AfmoeForCausalLM": Family(
+        own_gate="gate_proj",
+        rotates="is_local_attention",
+        norms=("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
+    ),
     "Ernie4_5ForCausalLM": Family(interleaved=True),
     "Ernie4_5_MoeForCausalLM": Family(interleaved=True),
     "HeliumForCausalLM": Family(interleaved=True),
     "GlmForCausalLM": Family(interleaved=True, gate="gate_up_proj", up=""),
-    "Glm4ForCausalLM": Family(
-        interleaved=True,
-        gate="gate_up_proj",
-        up="",
-        norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
-    ),
+    "Glm4ForCausalLM": Family(**_GLM4),
+    "Glm4vTextModel": Family(**_GLM4),
+    "GlmOcrTextModel": Family(**_GLM4),
     "Exaone4ForCausalLM": Family(
         rotates="is_sliding", norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
     ),
@@ -203,13 +221,14 @@ FAMILIES = {
     "PhiForCausalLM": Family(
         final="final_layernorm",
         out="dense",
+        head_norms=("q_layernorm", "k_layernorm"),
         gate="",
         up="fc1",
         down="fc2",
         norms=("input_layernorm", None, None, None),
         parallel=True,
     ),
-    "StableLmForCausalLM": Family(parallel="use_parallel_residual"),
+    "StableLmForCausalLM": Family(head_norms=("q_layernorm", "k_layernorm"), parallel="use_parallel_residual"),
     "CohereForCausalLM": Family(**_COHERE),
     "ArceeForCausalLM": Family(gate=""),
     "Jais2ForCausalLM": Family(gate=""),
@@ -260,6 +279,9 @@ FAMILIES = {
     "GPTJForCausalLM": Family(**_GPT_J),
     "CodeGenForCausalLM": Family(**_GPT_J, qkv=("qkv_proj",), parts=4),
     "GPT2LMHeadModel": Family(**_GPT_2),
+    "GPTNeoForCausalLM": Family(
+        **{**_GPT_2, "attention": "attn.attention", "qkv": ("q_proj", "k_proj", "v_proj"), "out": "out_proj"}
+    ),
     "GPTBigCodeForCausalLM": Family(**_GPT_2),
     "OPTForCausalLM": Family(
         inner="model.decoder",

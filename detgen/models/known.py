@@ -16,7 +16,9 @@ from detgen.models.folders import EMBEDDED, Tensor, check_folder, local_place
 from detgen.models.gguf_header import Header, read_header
 
 _BITS = {"float32": 32.0, "bfloat16": 16.0, "q8": 8.5, "q4_k": 4.5}
-_TOWERS = re.compile(r"(^|\.)(embed_)?(vision|visual|audio)[a-z_]*\.|multi_modal_projector")  # which are not read
+_TOWERS = re.compile(
+    r"(^|\.)(embed_)?(vision|visual|audio)[a-z_]*\.|multi_modal_projector|\.connector\."
+)  # which are not read
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.")
 _TABLE = re.compile(r"\b(embed_tokens|embed_in|wte|word_embeddings)\.weight$")
 _NOT_QUANTIZED = re.compile(r"embed_(tokens|in|positions)|word_embeddings|wte|wpe|norm|\bln_|bias$")
@@ -145,7 +147,7 @@ def kv_of(settings: Mapping[str, Any]) -> int | None:
     layers = _with_keys(text)
     if not layers:
         return layers
-    heads = _number(text, "num_attention_heads", "n_head", "n_heads")
+    heads = _number(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
     if "kv_lora_rank" in text:
         sizes = [_number(text, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
         return 4 * layers * heads * sum(sizes) if layers and heads and all(sizes) else None
@@ -203,7 +205,7 @@ def _with_keys(settings: Mapping[str, Any]) -> int | None:
     kinds = settings.get("layer_types") or settings.get("layers_block_type")
     if isinstance(kinds, list):
         return sum(kind not in _WITHOUT_KEYS for kind in kinds) - _number(settings, "num_kv_shared_layers")
-    layers = _number(settings, "num_hidden_layers", "n_layer", "n_layers")
+    layers = _number(settings, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     every = _number(settings, "full_attention_interval")
     if str(settings.get("model_type")).startswith(("qwen3_next", "qwen3_5")):
         every = every or 4  # as transformers has it

@@ -62,6 +62,10 @@ MIXTURES = {
     "GraniteMoeSharedMoE": Mixture(router="router", scoring=Scoring.OVER_PICKS, shared="shared_mlp"),
     "Dots1MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Glm4MoeMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "Glm4vMoeTextMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "Mistral4MoE": Mixture(shared="shared_experts"),
+    "AfmoeSparseMoeBlock": Mixture(router="router", logits="gate", scoring=Scoring.SIGMOIDS, shared="shared_experts"),
+    "AriaTextMoELayer": Mixture(router="router", scoring=Scoring.OVER_PICKS, shared="shared_experts"),
     "DeepseekV2Moe": Mixture(shared="shared_experts"),
     "DeepseekV3MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Glm4MoeLiteMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
@@ -69,6 +73,7 @@ MIXTURES = {
     "HunYuanMoEV1Moe": Mixture(logits="wg", shared="shared_mlp"),
     "OlmoeSparseMoeBlock": Mixture(),
     "GraniteMoeMoE": Mixture(router="router", scoring=Scoring.OVER_PICKS),
+    "GraniteMoeSWAMoE": Mixture(router="router", scoring=Scoring.OVER_PICKS),
     "ExaoneMoeSparseMoEBlock": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "SolarOpenMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "MiniMaxM2SparseMoeBlock": Mixture(scoring=Scoring.SIGMOIDS),
@@ -184,9 +189,10 @@ def _routing(mlp: Any, router: Any, mixture: Mixture, array_of: Callable[[Any], 
         raise UnknownError("a least sum of weights that counts")
     if hasattr(router, "per_expert_scale"):
         found |= {"factors": floats(array_of(router.per_expert_scale))}
-    if scoring != Scoring.SIGMOIDS:
+    if scoring == Scoring.OVER_PICKS:
         return found
-    groups, names = int(getattr(router, "num_group", 1)), ("routed_scaling_factor", "router_scaling_factor")
+    groups = int(getattr(router, "num_group", 1))
+    names = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
     return found | {
         "added": mixture.added,
         "groups": groups,

@@ -28,6 +28,7 @@ class Heads(NamedTuple):
         size: entries of each.
         scale: of the scores.
         slopes: of each head, see `Attend`; None for none.
+        window: what its rows see, if that is less than the mask says; None for no window.
     """
 
     heads: int
@@ -35,6 +36,7 @@ class Heads(NamedTuple):
     size: int
     scale: float
     slopes: tuple[float, ...] | None = None
+    window: int | None = None
 
 
 Note = Callable[[int, Heads, Seen], None]  # of a layer
@@ -62,6 +64,11 @@ def _gptj(module: Any) -> Heads:
     return Heads(heads, heads, module.head_dim, module.scaling if before_5_24 is None else 1 / before_5_24)
 
 
+def _gpt_neo(module: Any) -> Heads:
+    window = module.config.window_size if module.attention_type == "local" else None
+    return Heads(module.num_heads, module.num_heads, module.head_dim, 1.0, window=window)
+
+
 def _of(module: Any, name: str) -> Callable[..., torch.Tensor]:
     """A function of the file that a module comes from."""
     found: Callable[..., torch.Tensor] = getattr(sys.modules[type(module).__module__], name)
@@ -75,6 +82,7 @@ KINDS: dict[str, Callable[[Any], Heads]] = {
     "FalconAttention": _falcon,
     "GPTJAttention": _gptj,
     "CodeGenAttention": _gptj,
+    "GPTNeoSelfAttention": _gpt_neo,
 }
 # Settings that transformers does not read, so that no comparison with its forward can tell what they change.
 _UNREAD: dict[str, dict[str, Any]] = {
@@ -119,5 +127,7 @@ def _asked(
     if not isinstance(attention_mask, Mask):
         raise UnknownMaskError("its attention takes a mask that transformers does not make")
     heads = KINDS[type(module).__name__](module)
-    note(int(module.layer_idx), heads, attention_mask.seen(heads.heads, config))  # type: ignore[arg-type]
+    layer: Any = getattr(module, "layer_idx", None)
+    layer = module.layer_id if layer is None else layer
+    note(int(layer), heads, attention_mask.seen(heads.heads, config))
     return torch.zeros_like(hidden_states), None

@@ -33,7 +33,7 @@ def tuning_of(attention: Any, config: Any) -> Tuning | None:
     """That of a module of transformers, of a model with a configuration; None for none."""
     if getattr(attention, "attn_temperature_tuning", False) and not attention.use_rope:  # Llama 4's
         return Tuning(float(attention.floor_scale), float(attention.attn_scale), 1)
-    if type(attention).__name__ == "Ministral3Attention":
+    if type(attention).__name__ in ("Ministral3Attention", "Mistral4Attention"):
         settings = config.rope_parameters
         return Tuning(float(settings["original_max_position_embeddings"]), float(settings["llama_4_scaling_beta"]), 0)
     return None

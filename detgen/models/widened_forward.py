@@ -68,17 +68,19 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
                 _widen(own, name, read, "none", module, None)
                 hooks.callback(_restore, own, module, None, None)
                 continue
+            after = own
             widen: Callable[..., Any] = partial(_widen, own, name, read, form if _has_products(module) else "none")
             if module is embedding or (type(module) is type(embedding) and type(module) is not nn.Embedding):
                 widen = partial(_look_up, own["weight"], read)
-                if own["weight"].device.type == "meta":  # where a model may look for the place of its ids
+                if own["weight"].device.type == "meta":  # where a model may look for the place of ids or embeddings
                     module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
                     hooks.callback(_restore, own, module, None, None)
+                    after = {"weight": module.weight}
                 if isinstance(module, nn.Embedding):  # whose place in the table means something for gradients only
                     hooks.callback(setattr, module, "padding_idx", module.padding_idx)
                     module.padding_idx = None
             hooks.callback(module.register_forward_pre_hook(widen).remove)
-            hooks.callback(module.register_forward_hook(partial(_restore, own), always_call=True).remove)
+            hooks.callback(module.register_forward_hook(partial(_restore, after), always_call=True).remove)
         yield
 
 

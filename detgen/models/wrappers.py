@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PATH = "model.language_model"
+_PATHS = (_PATH, "model.text_model")  # the latter of Idefics and SmolVLM
 # Classes of text parts, which read multimodal checkpoints as well.
 _TEXT_PARTS = (
     *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
@@ -47,8 +48,11 @@ def settings_of_text(config: Any) -> Any:
 
 def language_model(model: nn.Module) -> str | None:
     """The path of the language model in a wrapper; None if the model is no wrapper."""
-    found = getattr(getattr(model, "model", None), "language_model", None)
-    return _PATH if hasattr(found, "named_parameters") else None
+    for path in _PATHS:
+        found = getattr(getattr(model, "model", None), path.partition(".")[2], None)
+        if hasattr(found, "named_parameters"):
+            return path
+    return None
 
 
 def is_read_here_alone(model: PreTrainedModel) -> bool:
@@ -58,13 +62,14 @@ def is_read_here_alone(model: PreTrainedModel) -> bool:
 
 def without_towers(model: PreTrainedModel) -> set[str]:
     """Leave out what is beside the language model, in place; the names of the tensors that were there."""
-    if language_model(model) is None:
+    path = language_model(model)
+    if path is None:
         return set()
     from torch import nn
 
     before = set(model.state_dict())
     for name, module in list(model.model.named_children()):
-        if f"model.{name}" != _PATH and next(module.parameters(), None) is not None:
+        if f"model.{name}" != path and next(module.parameters(), None) is not None:
             setattr(model.model, name, nn.Module())
     for name, _ in list(model.model.named_parameters(recurse=False)):  # of images
         setattr(model.model, name, None)

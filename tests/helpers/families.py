@@ -347,6 +347,33 @@ ROWS: dict[str, Callable[[], Any]] = {
     "bamba": lambda: hf.BambaConfig(**SPACES, attn_layer_indices=[1]),
     "mamba": lambda: hf.MambaConfig(**SCANNED, use_conv_bias=False, use_bias=True),
     "falcon_mamba": lambda: hf.FalconMambaConfig(**SCANNED, tie_word_embeddings=False),
+    "exaone4_full": lambda: hf.Exaone4Config(  # all layers rotate
+        **{**LLAMA, "head_dim": 18, "sliding_window": None, "sliding_window_pattern": None},
+        layer_types=["full_attention"] * 3,
+    ),
+    "gpt_neo": lambda: hf.GPTNeoConfig(
+        **{"vocab_size": 320, "hidden_size": 64, "num_layers": 4, "num_heads": 8, "max_position_embeddings": 512},
+        **{"attention_types": [[["global", "local"], 2]], "window_size": WINDOW, "bos_token_id": 0, "eos_token_id": 0},
+    ),
+    "mistral4": lambda: hf.Mistral4Config(
+        **{**ROUTED, **LATENT, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 1},
+        rope_parameters={
+            **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32},
+            **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+        },
+    ),
+    "afmoe": lambda: hf.AfmoeConfig(
+        **{**ROUTED, "head_dim": 18, "num_experts": 6, "num_shared_experts": 2, "num_dense_layers": 1},
+        **{"sliding_window": WINDOW, "layer_types": MIXED, "route_scale": 2.5, "mup_enabled": True},
+    ),
+    "granite_swa": lambda: hf.GraniteSWAConfig(**LLAMA, **MULTIPLIED, sliding_window=WINDOW, layer_types=MIXED),
+    "granitemoe_swa": lambda: hf.GraniteMoeSWAConfig(
+        **{**LLAMA, **MULTIPLIED, "sliding_window": WINDOW, "layer_types": MIXED},
+        **{"num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "aria_text": lambda: hf.AriaTextConfig(**LLAMA, moe_num_experts=6, moe_topk=3, moe_num_shared_experts=2),
+    "phi_norms": lambda: hf.PhiConfig(**LLAMA, qk_layernorm=True),
+    "stablelm_norms": lambda: hf.StableLmConfig(**LLAMA, qk_layernorm=True),
     "nemotron_h_short": lambda: hf.NemotronHConfig(  # experts that read short vectors
         **{**NEMOTRON_H, "moe_latent_size": 36, "mlp_bias": True},
         layers_block_type=["linear_attention", "moe", "full_attention", "moe"],

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers as hf
-from helpers.families import DESCRIBED
+from helpers.families import DESCRIBED, ROWS
 from helpers.gguf_files import made, plain_tokenizer
 from typer.testing import CliRunner
 
@@ -90,10 +90,10 @@ OLDER = {
 }
 
 
-@pytest.mark.parametrize("family", DESCRIBED)
+@pytest.mark.parametrize("family", [*DESCRIBED, "gpt_neo", "mistral4"])
 def test_what_the_settings_say_is_what_layers_keep(family: str) -> None:
     """To the byte, by older names of settings too."""
-    config = DESCRIBED[family]()
+    config = (DESCRIBED | ROWS)[family]()
     model = without_weights(config, FLOAT32)
     without_towers(model)
     found = describe(model)

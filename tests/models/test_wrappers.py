@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers import adapters
-from helpers.families import DESCRIBED, LLAMA, TOWER, WINDOW
+from helpers.families import DESCRIBED, LLAMA, MIXED, MULTIPLIED, ROUTED, ROWS, TOWER, WINDOW
 from safetensors.torch import load_file, save_file
 from transformers.models.gemma3n import modeling_gemma3n
 
@@ -70,6 +70,56 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
         text_config=GEMMA3, vision_config=hf.SiglipVisionConfig(**TOWER), mm_tokens_per_image=4
     ),
 }
+GRID = {**SMALL_TOWER, "depth": 1}  # of GLM's
+COHERE2: dict[str, Any] = {"head_dim": 18, "sliding_window": WINDOW, "layer_types": MIXED, "logit_scale": 0.25}
+WRAPPERS |= {
+    "glm4v": lambda: hf.Glm4vConfig(text_config=MROPE, vision_config=GRID),
+    "glm4v_moe": lambda: hf.Glm4vMoeConfig(
+        text_config=ROUTED
+        | {"head_dim": 20, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "n_shared_experts": 1}
+        | {"rope_parameters": MROPE["rope_parameters"] | {"mrope_section": [2, 1, 2], "partial_rotary_factor": 0.5}},
+        vision_config=GRID,
+    ),
+    "glm_ocr": lambda: hf.GlmOcrConfig(text_config=MROPE | {"head_dim": 16}, vision_config=GRID),
+    "paddleocr_vl": lambda: hf.PaddleOCRVLConfig(text_config=MROPE | {"head_dim": 16}, vision_config=TOWER),
+    "aria": lambda: hf.AriaConfig(
+        text_config=ROWS["aria_text"](), vision_config=TOWER | {"model_type": "idefics3_vision"}
+    ),
+    "mistral3_4": lambda: hf.Mistral3Config(
+        text_config=ROWS["mistral4"](), vision_config=hf.PixtralVisionConfig(**TOWER)
+    ),
+    "smolvlm": lambda: hf.SmolVLMConfig(text_config=hf.LlamaConfig(**LLAMA), vision_config=TOWER),
+    "idefics2": lambda: hf.Idefics2Config(
+        text_config=hf.MistralConfig(**LLAMA, sliding_window=WINDOW),
+        vision_config=TOWER,
+        perceiver_config={"num_key_value_heads": 2, "resampler_n_heads": 4, "resampler_head_dim": 16},
+    ),
+    "idefics3": lambda: hf.Idefics3Config(text_config=hf.LlamaConfig(**LLAMA), vision_config=TOWER),
+    # Whose logits are not what the settings of their text parts say,
+    "aya_vision": lambda: hf.AyaVisionConfig(
+        text_config=hf.Cohere2Config(**LLAMA, **COHERE2), vision_config=hf.SiglipVisionConfig(**TOWER)
+    ),
+    "cohere2_vision": lambda: hf.Cohere2VisionConfig(
+        text_config=hf.Cohere2Config(**LLAMA, **COHERE2), vision_config=hf.SiglipVisionConfig(**TOWER)
+    ),
+    "llava_next": lambda: hf.LlavaNextConfig(
+        text_config=hf.GraniteConfig(**LLAMA, **MULTIPLIED), vision_config=hf.CLIPVisionConfig(**TOWER)
+    ),
+    # and are.
+    "granite_docling": lambda: hf.GraniteDoclingConfig(
+        text_config=LLAMA | MULTIPLIED, vision_config=TOWER | {"out_hidden_size": 64}
+    ),
+    "granite4_vision": lambda: hf.Granite4VisionConfig(
+        text_config=LLAMA | MULTIPLIED,
+        vision_config=TOWER | {"hidden_size": 64, "image_size": 112, "model_type": "siglip_vision_model"},
+        **{"deepstack_layer_map": [[-1, 0]], "downsample_rate": "4/8"},
+        spatial_target_layers=[0, 0, 0, 0],
+    ),
+    "hyperclovax_vision": lambda: hf.HyperCLOVAXVisionV2Config(
+        text_config=LLAMA | {"logits_scaling": 0.2, "model_type": "hyperclovax"},
+        vision_config=SMALL_TOWER | {"fullatt_block_indexes": [1]},
+    ),
+}
 IDS = [(7 * i * i + 3 * i) % 300 + 3 for i in range(2 * WINDOW)]
 
 
@@ -79,8 +129,8 @@ def logits_of(folder: Path, adapter: Path | None = None) -> np.ndarray:
     assert loaded.model.device.type == "meta"
     names = {name for name, _ in loaded.model.named_parameters()}
     by_text_part = re.fullmatch("Gemma(3n|4|4Unified)ForCausalLM", type(loaded.model).__name__)
-    kept = "model." if by_text_part else "model.language_model."
-    assert all(name.startswith((kept, "lm_head.")) for name in names)
+    kept = "model." if by_text_part else ("model.language_model.", "model.text_model.")
+    assert all(name.startswith(kept) or name.startswith("lm_head.") for name in names)
     runner = prepare(loaded, None, CPU, batch_size=1, kv_memory=8 << 20).runners[0]
     assert type(runner.decoder).__name__ == "CDecoder"
     runner.cache.pages.lay_out(1, len(IDS))
@@ -149,19 +199,20 @@ def test_a_weight_of_the_text_that_is_missing(llava: Path, tmp_path: Path) -> No
 
 def test_a_text_part_that_is_not_found(random_model: Callable[..., Path]) -> None:
     """Of another layout: what holds the language model is no wrapper that is known."""
-    config = hf.Idefics3Config(text_config=hf.LlamaConfig(**LLAMA), vision_config=TOWER)
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = hf.Blip2Config(text_config=DESCRIBED["opt"](), vision_config=small, qformer_config=small)
     with pytest.raises(EngineError, match="multimodal model, and its text part, which alone is read, is not found"):
         load_model(random_model(config), "x", "float32", "none")
 
 
-@pytest.mark.parametrize("window", [WINDOW, None])
-def test_settings_of_the_text_part_under_which_its_family_is_another(window: int | None) -> None:
-    """Without windows, all layers of EXAONE 4 rotate."""
-    text = hf.Exaone4Config(**LLAMA, head_dim=18, sliding_window=window, layer_types=["full_attention"] * 3)
+@pytest.mark.parametrize("clip", [None, 8.0])
+def test_settings_of_the_text_part_under_which_its_family_is_another(clip: float | None) -> None:
+    """OLMo's queries, keys and values are clipped."""
+    text = hf.OlmoConfig(**LLAMA, clip_qkv=clip)
     config = hf.LlavaConfig(text_config=text, vision_config=hf.CLIPVisionConfig(**TOWER))
     model = without_weights(config, FLOAT32)
     without_towers(model)
-    assert has_description(model) == has_description(without_weights(text, FLOAT32)) == (window is not None)
+    assert has_description(model) == has_description(without_weights(text, FLOAT32)) == (clip is None)
 
 
 class NoTowers:
