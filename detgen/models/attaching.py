@@ -127,14 +127,14 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
     try:
         for module, name, x in numbers:
             module._buffers[name] = x.to("meta")
-        config.pad_token_id = None
+        vars(config)["pad_token_id"] = None  # which a configuration may refuse to be told
         if experts is not None:
             model.set_experts_implementation({part: "batched_mm"})
         yield
     finally:
         for module, name, x in numbers:
             module._buffers[name] = x
-        config.pad_token_id = padding
+        vars(config)["pad_token_id"] = padding
         if experts is not None:
             model.set_experts_implementation({part: experts})
 

@@ -32,6 +32,7 @@ _RENAMED = {
     "NemotronHForCausalLM": ("backbone.", "model."),
     "MixtralForCausalLM": (".block_sparse_moe.", ".mlp."),
 }
+OF_MASKS = r"\.masked_bias$"  # names of what modules of GPT Neo, GPT-J and GPT-2 once kept: a number for what is hidden
 EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
 # The parameters that experts' weights are parts of, and which part.
 _JOINED = {
@@ -73,7 +74,7 @@ def reader_of(model: Any, folder: Path, stored: Stored, dtype: np.dtype[Any]) ->
     if len(names) != len(found):
         return None
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    ignored = model._keys_to_ignore_on_load_unexpected or ()  # by transformers, too
+    ignored = (OF_MASKS, *(model._keys_to_ignore_on_load_unexpected or ()))  # by transformers, too
     unread = {name for name in names - wanted.keys() if any(re.search(pattern, name) for pattern in ignored)}
     tensors = [tensor for tensor in found if tensor.name not in unread]
     if not all(map(_plain, tensors)):

@@ -12,6 +12,7 @@ import torch
 import transformers as hf
 from helpers.examples import usual
 from helpers.small_models import SIZES
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from detgen import Engine, EngineError
@@ -33,6 +34,17 @@ def found(folder: Path, family: str, **others: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("setting", [{}, {GPT2[0]: True}, {GPT2[1]: True}, {GPT2[2]: False}])
 def test_gpt2_with_a_padding_token(tmp_path: Path, setting: dict[str, bool]) -> None:
     assert found(tmp_path, "gpt2", pad_token_id=4000, **setting)["status"] == families.WHOLE
+
+
+def test_masks_in_the_files_of_gpt_neo(tmp_path: Path) -> None:
+    """As older versions of transformers kept them with the weights; no module has them now."""
+    tiny_families.save(tiny_families.tiny_config("gpt_neo"), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for i in range(4):
+        of = f"transformer.h.{i}.attn.attention"
+        weights |= {f"{of}.bias": torch.ones(1, 1, 512, 512, dtype=torch.bool), f"{of}.masked_bias": torch.tensor(-1e9)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert families.run(tmp_path)["status"] == families.WHOLE
 
 
 def test_a_padding_token_behind_the_probed_ones(tmp_path: Path) -> None:
