@@ -41,17 +41,22 @@ def delta_net(
     Raises:
         UnknownError: if it is another kind of net.
     """
-    shape, norm = delta_shape(net), net.norm
+    shape, norm = delta_shape(net), getattr(net, "norm", None) or net.o_norm
     if not type(norm).__name__.endswith("RMSNormGated") or {net.activation, norm.activation} != {"silu"}:
         raise UnknownError("a delta net with another norm or activation")
     if net.conv1d.bias is not None:
         raise UnknownError("a delta net whose convolution has a bias")
     weight, _ = taps_of(net.conv1d, shape, array_of)
-    if hasattr(net, "in_proj_qkvz"):
-        qkv, gate, strength, decay = _apart(linear_of(net.in_proj_qkvz), linear_of(net.in_proj_ba), shape)
+    if hasattr(net, "o_norm"):  # OLMo Hybrid's
+        qkv = [linear_of(getattr(net, name)) for name in ("q_proj", "k_proj", "v_proj")]
+        gate, strength, decay = (linear_of(getattr(net, name)) for name in ("g_proj", "b_proj", "a_proj"))
+    elif hasattr(net, "in_proj_qkvz"):
+        joined, gate, strength, decay = _apart(linear_of(net.in_proj_qkvz), linear_of(net.in_proj_ba), shape)
+        qkv = [joined]
     else:
         names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-        qkv, gate, strength, decay = (linear_of(getattr(net, name)) for name in names)
+        joined, gate, strength, decay = (linear_of(getattr(net, name)) for name in names)
+        qkv = [joined]
     return DeltaNet(
         shape=shape,
         qkv=qkv,
@@ -62,7 +67,8 @@ def delta_net(
         rates=floats(array_of(net.A_log)),
         bias=floats(array_of(net.dt_bias)),
         norm=Norm(floats(array_of(norm.weight)), None, norm.variance_epsilon, centred=False),
-        out=linear_of(net.out_proj),
+        out=linear_of(net.o_proj if hasattr(net, "o_norm") else net.out_proj),
+        doubled=bool(getattr(net, "allow_neg_eigval", False)),
     )
 
 

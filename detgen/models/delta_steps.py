@@ -10,7 +10,7 @@ import numpy as np
 from detgen.kernels.c.quantizing import Form
 from detgen.models.parts import DeltaNet
 from detgen.models.short_convolution_steps import Taps
-from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, negative_powers, taken
+from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, negative_powers, side_by_side, taken
 from detgen.program import steps
 from detgen.program.operands import Activation, Buffer, Into
 from detgen.program.program import Program
@@ -26,11 +26,14 @@ class DeltaSteps:
 
     def __init__(self, net: DeltaNet, form: Form, keep: Keep) -> None:
         shape = self._shape = net.shape
-        # Of the length 1; queries are multiplied by the attention's scale besides.
-        made = zip("qk", (1 / shape.size, 1 / math.sqrt(shape.size)), strict=True)
+        # Of the length 1; queries are multiplied by the attention's scale besides. Keys of the length sqrt 2 are as
+        # strengths twice as large are, but for a state of so many times less, which queries of that length make up for.
+        longer = math.sqrt(2) if net.doubled else 1.0
+        made = zip("qk", (longer / shape.size, longer / math.sqrt(shape.size)), strict=True)
         self._lengths = {part: keep(np.full(shape.size, length, np.float32)) for part, length in made}
-        self._qkv, self._gate, self._decay, self._strength = (
-            joint([linear], form, keep) for linear in (net.qkv, net.gate, net.decay, net.strength)
+        self._qkv = side_by_side(net.qkv, form, keep)
+        self._gate, self._decay, self._strength = (
+            joint([linear], form, keep) for linear in (net.gate, net.decay, net.strength)
         )
         self._taps = Taps(net.weight, None, Activation.SILU, keep)
         self._bias, self._rates = keep(net.bias), keep(negative_powers(net.rates))
@@ -44,11 +47,10 @@ class DeltaSteps:
         mixed = Buffer("mixed", shape.channels)
         gates, ruled = (Buffer(of, shape.heads * shape.values) for of in ("gates of values", "ruled"))
         decay, strength = (Buffer(of, shape.heads) for of in ("decay", "strength"))
-        linears = (
-            *(("in_proj_qkv", mixed, self._qkv), ("in_proj_a", decay, self._decay)),
-            ("in_proj_b", strength, self._strength),
-        )
-        for part, to, weight in linears:
+        for at, weight, factor in self._qkv:
+            part = f"{name}.in_proj_qkv" + (f", from {at} on" if at else "")
+            program.add(steps.Linear(name=part, x=read, to=Into(mixed, factor=factor), at=at, weight=weight))
+        for part, to, weight in (("in_proj_a", decay, self._decay), ("in_proj_b", strength, self._strength)):
             program.add(steps.Linear(name=f"{name}.{part}", x=read, to=Into(to), weight=weight))
         convolved = self._taps.build(program, f"{name}.conv1d", mixed, states)
         for i, (part, length) in enumerate(self._lengths.items()):

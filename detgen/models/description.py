@@ -190,7 +190,8 @@ class Description:
         """
         family, config, layer = self.family, self.config, self.layers[index]
         mlp = self._mlp(layer)
-        one, two, three, four = (self.norm(first_of(layer, names)) for names in family.norms)
+        norms = family.norms if self.state_net(index) is None else family.state_norms or family.norms
+        one, two, three, four = (self.norm(first_of(layer, names)) for names in norms)
         parallel = family.parallel
         made: FeedForward | Experts | None = None
         if mlp is not None:

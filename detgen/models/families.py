@@ -40,6 +40,7 @@ class Family(NamedTuple):
         down: the last one.
         norms: before and after the attention, before and after the feed-forward; of several names the first that a
             layer has.
+        state_norms: the same of layers that keep a state, if they are others.
         parallel: whether the feed-forward reads what the attention reads, not what it adds; a string names the setting
             that says so.
     """
@@ -77,6 +78,7 @@ class Family(NamedTuple):
         "post_attention_layernorm",
         None,
     )
+    state_norms: tuple[str | None, str | None, str | None, str | None] | None = None
     parallel: bool | str = False
 
 
@@ -215,6 +217,10 @@ FAMILIES = {
         rotates="is_sliding", norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
     ),
     "Olmo3ForCausalLM": Family(norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")),
+    "OlmoHybridForCausalLM": Family(
+        norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+        state_norms=("input_layernorm", None, "post_attention_layernorm", None),
+    ),
     "Cohere2ForCausalLM": Family(**_COHERE, rotates="sliding_window"),
     "Cohere2MoeForCausalLM": Family(**_COHERE, rotates="sliding_window force_rope"),
     "Olmo2ForCausalLM": Family(norms=(None, "post_attention_layernorm", None, "post_feedforward_layernorm")),

@@ -178,7 +178,7 @@ class DeltaNet:
 
     Attributes:
         shape: of what it keeps.
-        qkv: queries, keys and values, one behind the other.
+        qkv: queries, keys and values, one behind the other; one linear layer, or one of each.
         gate: of its results, before `out`.
         decay: see `DeltaRule`.
         strength: likewise.
@@ -187,10 +187,11 @@ class DeltaNet:
         bias: [heads], of the decays.
         norm: of each head's results, before the gate.
         out: what follows.
+        doubled: whether strengths are up to 2 instead of 1.
     """
 
     shape: StateShape
-    qkv: Linear
+    qkv: list[Linear]
     gate: Linear
     decay: Linear
     strength: Linear
@@ -199,6 +200,7 @@ class DeltaNet:
     bias: np.ndarray
     norm: Norm
     out: Linear
+    doubled: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -347,6 +347,12 @@ ROWS: dict[str, Callable[[], Any]] = {
     "bamba": lambda: hf.BambaConfig(**SPACES, attn_layer_indices=[1]),
     "mamba": lambda: hf.MambaConfig(**SCANNED, use_conv_bias=False, use_bias=True),
     "falcon_mamba": lambda: hf.FalconMambaConfig(**SCANNED, tie_word_embeddings=False),
+    "olmo_hybrid": lambda: hf.OlmoHybridConfig(**NETS),
+    "olmo_hybrid_turned": lambda: hf.OlmoHybridConfig(
+        **NETS,
+        linear_allow_neg_eigval=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
     "exaone4_full": lambda: hf.Exaone4Config(  # all layers rotate
         **{**LLAMA, "head_dim": 18, "sliding_window": None, "sliding_window_pattern": None},
         layer_types=["full_attention"] * 3,
