@@ -29,10 +29,10 @@ _BESIDE = re.compile(r"model\.(vision_tower|vision_embedder|audio_tower|embed_vi
 
 def auto_class(config: Any) -> Any:
     """The class of transformers that makes a model of a configuration: of multimodal ones where no other does."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM
 
-    known = (of for of in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in of._model_mapping)
-    return next(known, AutoModelForCausalLM)
+    classes = AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM
+    return next((of for of in classes if type(config) in of._model_mapping), AutoModelForCausalLM)
 
 
 def settings_of_text(config: Any) -> Any:
@@ -57,7 +57,7 @@ def language_model(model: nn.Module) -> str | None:
 
 def is_read_here_alone(model: PreTrainedModel) -> bool:
     """Whether it is a wrapper that transformers does not load as a decoder."""
-    return language_model(model) is not None and "ImageTextToText" in auto_class(model.config).__name__
+    return language_model(model) is not None and "CausalLM" not in auto_class(model.config).__name__
 
 
 def without_towers(model: PreTrainedModel) -> set[str]:
@@ -65,12 +65,15 @@ def without_towers(model: PreTrainedModel) -> set[str]:
     path = language_model(model)
     if path is None:
         return set()
+    import torch
     from torch import nn
 
     before = set(model.state_dict())
     for name, module in list(model.model.named_children()):
         if f"model.{name}" != path and next(module.parameters(), None) is not None:
-            setattr(model.model, name, nn.Module())
+            tower = nn.Module()
+            tower.device = torch.device("cpu")  # where Qwen2-Audio takes its ids, too
+            setattr(model.model, name, tower)
     for name, _ in list(model.model.named_parameters(recurse=False)):  # of images
         setattr(model.model, name, None)
     return before - set(model.state_dict())

@@ -26,7 +26,7 @@ from detgen.models.description import has_description
 from detgen.models.known import known
 from detgen.models.loading import load_model
 from detgen.models.stored import without_weights
-from detgen.models.wrappers import settings_of_text, without_towers
+from detgen.models.wrappers import auto_class, settings_of_text, without_towers
 from detgen.program.arrays import FLOAT32, array
 from detgen.runner.preparing import prepare
 
@@ -95,6 +95,13 @@ WRAPPERS |= {
         perceiver_config={"num_key_value_heads": 2, "resampler_n_heads": 4, "resampler_head_dim": 16},
     ),
     "idefics3": lambda: hf.Idefics3Config(text_config=hf.LlamaConfig(**LLAMA), vision_config=TOWER),
+    "voxtral": lambda: hf.VoxtralConfig(
+        text_config=LLAMA | {"model_type": "llama"}, audio_config={**TOWER, "num_mel_bins": 16}
+    ),
+    "qwen2_audio": lambda: hf.Qwen2AudioConfig(
+        text_config=LLAMA | {"model_type": "qwen2"},
+        audio_config={"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48},
+    ),
     # Whose logits are not what the settings of their text parts say,
     "aya_vision": lambda: hf.AyaVisionConfig(
         text_config=hf.Cohere2Config(**LLAMA, **COHERE2), vision_config=hf.SiglipVisionConfig(**TOWER)
@@ -104,6 +111,12 @@ WRAPPERS |= {
     ),
     "llava_next": lambda: hf.LlavaNextConfig(
         text_config=hf.GraniteConfig(**LLAMA, **MULTIPLIED), vision_config=hf.CLIPVisionConfig(**TOWER)
+    ),
+    "granite_speech": lambda: hf.GraniteSpeechConfig(
+        text_config=LLAMA | MULTIPLIED | {"model_type": "granite"},
+        encoder_config={"hidden_dim": 32, "num_layers": 1, "num_heads": 2, "dim_head": 16, "input_dim": 16},
+        projector_config={"model_type": "blip_2_qformer", "hidden_size": 32, "num_attention_heads": 2}
+        | {"num_hidden_layers": 1, "encoder_hidden_size": 32, "intermediate_size": 48},
     ),
     # and are.
     "granite_docling": lambda: hf.GraniteDoclingConfig(
@@ -141,7 +154,8 @@ def logits_of(folder: Path, adapter: Path | None = None) -> np.ndarray:
 def test_it_gives_what_transformers_gives(kind: str, random_model: Callable[..., Path]) -> None:
     folder = random_model(WRAPPERS[kind]())
     found = logits_of(folder)
-    model = hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    of = auto_class(hf.AutoConfig.from_pretrained(folder))
+    model = of.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.inference_mode():
         want = array(model(input_ids=torch.tensor([IDS])).logits[0])
     assert abs(found - want).max() <= 2e-5 * abs(want).max()
