@@ -179,6 +179,7 @@ FAMILIES = {
     "GraniteSWAForCausalLM": Family(),
     "GraniteMoeSWAForCausalLM": Family(mlp="block_sparse_moe"),
     "AriaTextForCausalLM": Family(),
+    "MllamaForCausalLM": Family(),
     "Emu3ForCausalLM": Family(),
     "ExaoneMoeForCausalLM": Family(rotates="is_sliding"),
     "SolarOpenForCausalLM": Family(),

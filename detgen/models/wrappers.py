@@ -24,7 +24,9 @@ _TEXT_PARTS = (
     *("Gemma3nForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
 )
 _BY_TEXT_PART = ("gemma3n", "gemma4", "gemma4_unified")  # kinds of models that run by the class of that
-_BESIDE = re.compile(r"model\.(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio)\.")  # in these
+_BESIDE = re.compile(  # in these, and in Llama 3.2's
+    r"(model\.)?(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|vision_model|multi_modal_projector)\."
+)
 
 
 def auto_class(config: Any) -> Any:
@@ -63,6 +65,8 @@ def is_read_here_alone(model: PreTrainedModel) -> bool:
 def without_towers(model: PreTrainedModel) -> set[str]:
     """Leave out what is beside the language model, in place; the names of the tensors that were there."""
     path = language_model(model)
+    if type(model).__name__ == "MllamaForCausalLM":
+        _without_crossing(model)
     if path is None:
         return set()
     import torch
@@ -71,12 +75,24 @@ def without_towers(model: PreTrainedModel) -> set[str]:
     before = set(model.state_dict())
     for name, module in list(model.model.named_children()):
         if f"model.{name}" != path and next(module.parameters(), None) is not None:
-            tower = nn.Module()
+            tower: Any = nn.Module()
             tower.device = torch.device("cpu")  # where Qwen2-Audio takes its ids, too
             setattr(model.model, name, tower)
     for name, _ in list(model.model.named_parameters(recurse=False)):  # of images
         setattr(model.model, name, None)
     return before - set(model.state_dict())
+
+
+def _without_crossing(model: Any) -> None:
+    """Leave out the layers of Llama 3.2 that do nothing without an image, and say that files may have them."""
+    crossing = model.config.cross_attention_layers
+    for i in crossing:
+        if next(model.model.layers[i].parameters(), None) is not None:
+            from torch import nn
+
+            model.model.layers[i] = nn.Identity()
+    numbers = "|".join(map(str, crossing))
+    model._keys_to_ignore_on_load_unexpected = [rf"^model\.layers\.({numbers})\."]
 
 
 def renaming(model: PreTrainedModel) -> Callable[[str], str]:
@@ -86,6 +102,10 @@ def renaming(model: PreTrainedModel) -> Callable[[str], str]:
     """
     if type(model).__name__ in _TEXT_PARTS:
         return lambda name: name.replace(f"{_PATH}.", "model.", 1)
+    if type(model).__name__ == "MllamaForCausalLM":
+        return lambda name: re.sub(r"^(model\.)?language_model\.(model\.|(?!lm_head))", "model.", name).removeprefix(
+            "language_model."
+        )
     if language_model(model) is None:
         return lambda name: name
     from transformers.conversion_mapping import get_model_conversion_mapping

@@ -141,7 +141,7 @@ def logits_of(folder: Path, adapter: Path | None = None) -> np.ndarray:
     loaded = load_model(folder, "model", "float32", "none", adapter=adapter)
     assert loaded.model.device.type == "meta"
     names = {name for name, _ in loaded.model.named_parameters()}
-    by_text_part = re.fullmatch("Gemma(3n|4|4Unified)ForCausalLM", type(loaded.model).__name__)
+    by_text_part = re.fullmatch("(Gemma(3n|4|4Unified)|Mllama)ForCausalLM", type(loaded.model).__name__)
     kept = "model." if by_text_part else ("model.language_model.", "model.text_model.")
     assert all(name.startswith(kept) or name.startswith("lm_head.") for name in names)
     runner = prepare(loaded, None, CPU, batch_size=1, kv_memory=8 << 20).runners[0]
@@ -164,6 +164,33 @@ def test_it_gives_what_transformers_gives(kind: str, random_model: Callable[...,
 @pytest.fixture(scope="module")
 def llava(random_model: Callable[..., Path]) -> Path:
     return random_model(WRAPPERS["llava"]())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_llama_3_2_without_what_sees(whole: bool, demo_models: Any, tmp_path: Path) -> None:
+    """By the names of files with towers, and of the text part alone; layers that see images alone are not read."""
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_global_layers": 1}
+    config = hf.MllamaConfig(
+        text_config={**LLAMA, "num_hidden_layers": 5, "cross_attention_layers": [1, 4]}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        vision_config=vision
+        | {"attention_heads": 2, "image_size": 28, "patch_size": 14, "vision_output_dim": 64, "max_num_tiles": 2}
+        | {"intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1], [1, 2]]},
+    )
+    torch.manual_seed(0)
+    model = (hf.MllamaForConditionalGeneration if whole else hf.MllamaForCausalLM)(config).eval()
+    model.save_pretrained(tmp_path)
+    config.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_models.target / name, tmp_path / name)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert any(name.startswith("vision_model.") for name in stored) == whole
+    with torch.inference_mode():
+        want = array(model(input_ids=torch.tensor([IDS])).logits[0])
+    assert abs(logits_of(tmp_path) - want).max() <= 2e-5 * abs(want).max()
+    loaded = load_model(tmp_path, "model", "float32", "none")
+    assert not any(name.startswith("model.layers.1.") for name, _ in loaded.model.named_parameters())
+    assert known(str(tmp_path)).kv == 3 * 2 * 4 * 2 * 16
 
 
 def changed(folder: Path, to: Path, name_of: Callable[[str], str | None]) -> Path:
