@@ -57,13 +57,15 @@ is loaded, detgen therefore compares its passes with the model's own forward bef
 
 On CUDA, the types that run whole in one call do so too; all others are refused there.
 
-Multimodal models that transformers maps to other classes run like the language model in them, if they keep it in a
-module called language_model, and if it sees what a decoder sees; PaliGemma, whose prompts see ahead, is refused.
-Those of Gemma 3n and 4 run by the class of their text part, which needs no timm. Tokens that stand for images and
-sounds have entries in tables beside Gemma 3n's towers, which are not read: here they have those of the text's.
+Multimodal models that transformers maps to other classes, of images or of sounds, run like the language model in them,
+if they keep it in a module called language_model or text_model, and if it sees what a decoder sees; PaliGemma, whose
+prompts see ahead, is refused. Logits are those of the multimodal model: most leave them as they come, even where the
+language model by itself would scale them. Those of Gemma 3n and 4 run by the class of their text part, which needs no
+timm. Tokens that stand for images and sounds have entries in tables beside Gemma 3n's towers, which are not read: here
+they have those of the text's. Layers of Llama 3.2 that see images alone are not read either.
 
-Latent attention (DeepSeek V2 and V3, GLM-4-MoE-lite, MiniCPM 3) keeps keys and values as its heads read them, not
-compressed, which takes more memory than its cache could.
+Latent attention (DeepSeek V2 and V3, GLM-4-MoE-lite, MiniCPM 3, Mistral 4) keeps keys and values as its heads read
+them, not compressed, which takes more memory than its cache could.
 
 A proved operator rests on torch: its name, torch's version and the processor are in the profile.
 """

@@ -206,7 +206,7 @@ def _with_keys(settings: Mapping[str, Any]) -> int | None:
     if isinstance(kinds, list):
         return sum(kind not in _WITHOUT_KEYS for kind in kinds) - _number(settings, "num_kv_shared_layers")
     layers = _number(settings, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    layers -= len(settings.get("cross_attention_layers") or ())  # Llama 3.2's, which see images alone
+    layers -= sum(i < layers for i in settings.get("cross_attention_layers") or ())  # Llama 3.2's, which see images
     every = _number(settings, "full_attention_interval")
     if str(settings.get("model_type")).startswith(("qwen3_next", "qwen3_5")):
         every = every or 4  # as transformers has it

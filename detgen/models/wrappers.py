@@ -85,7 +85,7 @@ def without_towers(model: PreTrainedModel) -> set[str]:
 
 def _without_crossing(model: Any) -> None:
     """Leave out the layers of Llama 3.2 that do nothing without an image, and say that files may have them."""
-    crossing = model.config.cross_attention_layers
+    crossing = [i for i in model.config.cross_attention_layers if i < len(model.model.layers)]
     for i in crossing:
         if next(model.model.layers[i].parameters(), None) is not None:
             from torch import nn
