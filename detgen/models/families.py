@@ -136,6 +136,8 @@ FAMILIES = {
     "Qwen3VLMoeTextModel": Family(),
     "Glm4vMoeTextModel": Family(),
     "PaddleOCRTextModel": Family(),
+    "HunYuanVLTextModel": Family(head_norms=("query_layernorm", "key_layernorm"), rotated_first=True),
+    "DeepseekOcr2TextModel": Family(),
     "AriaTextModel": Family(),
     "GraniteDoclingTextModel": Family(),
     "Granite4VisionTextModel": Family(),

@@ -20,7 +20,7 @@ from detgen.models import bitsandbytes_weights, mxfp4_weights
 from detgen.models.folders import Stored, Tensor
 from detgen.models.gguf_kinds import NAMED
 from detgen.models.stored import Lying, Place, Reader, Stack, turned, whole, without_weights
-from detgen.models.wrappers import is_read_here_alone, of_text, renaming, without_towers
+from detgen.models.wrappers import is_made, is_read_here_alone, of_text, renaming, without_towers
 from detgen.program import arrays
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def reader_of(model: Any, folder: Path, stored: Stored, dtype: np.dtype[Any]) ->
         return None
     places = _places(_lying(folder, tensors), _RENAMED.get(type(model).__name__))
     if places is not None and is_read_here_alone(model) and (missing := sorted(wanted.keys() - places.keys())):
+        if is_made(model, missing[0]):
+            raise ValueError(f"transformers makes {missing[0]} of other weights, which detgen does not do here yet")
         raise ValueError(f"weights are missing: {missing[0]}")
     if places is None or wanted != {name: place.shape for name, place in places.items()}:
         return None

@@ -67,6 +67,7 @@ MIXTURES = {
     "AfmoeSparseMoeBlock": Mixture(router="router", logits="gate", scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "AriaTextMoELayer": Mixture(router="router", scoring=Scoring.OVER_PICKS, shared="shared_experts"),
     "DeepseekV2Moe": Mixture(shared="shared_experts"),
+    "DeepseekOcr2TextMoe": Mixture(shared="shared_experts"),
     "DeepseekV3MoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Glm4MoeLiteMoE": Mixture(scoring=Scoring.SIGMOIDS, shared="shared_experts"),
     "Llama4TextMoe": Mixture(router="router", scoring=Scoring.SIGMOIDS_OF_PICKS, weighs_inputs=True),

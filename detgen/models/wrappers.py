@@ -116,6 +116,15 @@ def renaming(model: PreTrainedModel) -> Callable[[str], str]:
     return lambda name: rename_source_key(name, changes, [], model.base_model_prefix, known)[0]
 
 
+def is_made(model: PreTrainedModel, name: str) -> bool:
+    """Whether transformers makes the parameter of that name of several others in files."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    makers = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightConverter)]
+    return any(re.search(pattern, name) for one in makers for pattern in one.target_patterns)
+
+
 def of_text(names: Collection[str], left_out: set[str]) -> set[str]:
     """The names that are no tensors of towers."""
     towers = {name.rpartition(".")[0] for name in left_out}

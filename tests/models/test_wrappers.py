@@ -82,6 +82,21 @@ WRAPPERS |= {
     ),
     "glm_ocr": lambda: hf.GlmOcrConfig(text_config=MROPE | {"head_dim": 16}, vision_config=GRID),
     "paddleocr_vl": lambda: hf.PaddleOCRVLConfig(text_config=MROPE | {"head_dim": 16}, vision_config=TOWER),
+    "hunyuan_vl": lambda: hf.HunYuanVLConfig(
+        text_config=LLAMA
+        | {"head_dim": 16, "rope_parameters": MROPE["rope_parameters"] | {"mrope_section": [2, 2, 2, 2]}},
+        vision_config={**TOWER, "attention_heads": 2, "max_image_size": 28, "text_hidden_size": 64},
+    ),
+    "deepseek_ocr2": lambda: hf.DeepseekOcr2Config(
+        text_config=ROUTED
+        | {"num_key_value_heads": 4, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "n_shared_experts": 1}
+        | {"topk_method": "group_limited_greedy", "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        vision_config={
+            "sam_config": {**TOWER, "image_size": 64, "patch_size": 16, "output_channels": 16, "mlp_dim": 48},
+            "encoder_config": {**SMALL_TOWER, "num_hidden_layers": 1, "num_attention_heads": 2}
+            | {"num_key_value_heads": 2},
+        },
+    ),
     "aria": lambda: hf.AriaConfig(
         text_config=ROWS["aria_text"](), vision_config=TOWER | {"model_type": "idefics3_vision"}
     ),
@@ -236,6 +251,19 @@ def test_a_weight_of_the_text_that_is_missing(llava: Path, tmp_path: Path) -> No
     folder = changed(llava, tmp_path / "less", lambda name: None if name.endswith(gone) else name)
     with pytest.raises(EngineError, match=f"weights are missing: model.language_model.{gone}"):
         load_model(folder, "less", "float32", "none")
+
+
+def test_weights_that_are_made_of_others(random_model: Callable[..., Path]) -> None:
+    """Molmo 2's embedding is one of two tables in files."""
+    config = hf.Molmo2Config(
+        text_config=LLAMA | {"head_dim": 16, "additional_vocab_size": 8},
+        vit_config=TOWER | {"image_size": [28, 28]},
+        adapter_config={"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "text_hidden_size": 64},
+    )
+    with pytest.raises(
+        EngineError, match=r"transformers makes model.language_model.embed_tokens.weight of other weights"
+    ):
+        load_model(random_model(config), "x", "float32", "none")
 
 
 def test_a_text_part_that_is_not_found(random_model: Callable[..., Path]) -> None:
