@@ -21,7 +21,7 @@ ACTIVATIONS = {
 }
 _NAMES = ("act_fn", "activation_fn", "act", "activation", "gelu_impl")  # of what a feed-forward has
 # Modules whose forward names their activation.
-_NAMED = dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm2MoeExperts"), Activation.SILU)
+_NAMED = dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm2MoeExperts", "Lfm3MLP"), Activation.SILU)
 
 
 def activation_of(module: Any) -> Activation:
@@ -32,11 +32,7 @@ def activation_of(module: Any) -> Activation:
     """
     if type(module).__name__ in _NAMED:
         return _NAMED[type(module).__name__]
-    found = next(
-        getattr(module, name)
-        for name in ("act_fn", "activation_fn", "act", "activation", "gelu_impl")
-        if hasattr(module, name)
-    )
+    found = next(getattr(module, name) for name in _NAMES if hasattr(module, name))
     name = type(found).__name__
     if getattr(found, "approximate", "none") != "none":  # torch's own module
         name = "GELUTanh"

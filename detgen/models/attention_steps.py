@@ -102,7 +102,7 @@ class AttentionSteps:
         if last:
             attended = taken(program, "rows wanted, attended", attended)
         if self._gate is not None:
-            gates = Buffer("gates", self._queries)
+            gates = Buffer("gates", self._gate.outputs)
             read = taken(program, "rows wanted, normed", read) if last else read
             program.add(steps.Linear(name=f"{name}.gate", wanted=last, x=read, to=Into(gates), weight=self._gate))
             program.add(steps.Gate(name=f"{name}, gated", wanted=last, x=attended, gates=gates, to=Into(attended)))

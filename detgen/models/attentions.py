@@ -55,8 +55,10 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
         if family.gated:
             each = np.arange(2 * heads * size).reshape(heads, 2, size)  # a head's query, and its gate
             qkv[0], gate = (some_rows(qkv[0], each[:, part].ravel()) for part in range(2))
-        if family.own_gate:
-            gate = of.linear(getattr(attention, family.own_gate))
+        if family.own_gate and (own := getattr(attention, family.own_gate)) is not None:
+            gate = of.linear(own)
+            if len(out.weight[0]) % gate.weight.shape[0]:
+                raise UnknownError("gates that do not divide the results")
         if family.by_head:  # queries, a key and a value of each
             each = np.arange(qkv[0].weight.shape[0]).reshape(kv_heads, -1, size)
             qkv = [some_rows(qkv[0], np.concatenate([part.ravel() for part in np.split(each, [-2, -1], 1)]))]

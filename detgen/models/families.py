@@ -153,6 +153,11 @@ FAMILIES = {
     "Qwen3_5MoeForCausalLM": Family(gated=True),
     "Lfm2ForCausalLM": Family(**_LFM2),
     "Lfm2MoeForCausalLM": Family(**_LFM2),
+    "Lfm3ForCausalLM": Family(
+        **_LFM2
+        | {"out": "o_proj", "head_norms": ("q_norm", "k_norm"), "own_gate": "g_proj"}
+        | {"norms": ("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm")}
+    ),
     "GraniteMoeSharedForCausalLM": Family(**_GRANITE),
     "GraniteMoeHybridForCausalLM": Family(**_GRANITE, state="mamba"),
     "NemotronHForCausalLM": Family(**_MAMBA),

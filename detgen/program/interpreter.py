@@ -509,7 +509,8 @@ def _combine(step: Combine, at: Pass) -> None:
 @compute.register
 def _gate(step: steps.Gate, at: Pass) -> None:
     x = at[step.x][:, step.at : step.at + step.to.buffer.width]
-    at.put(step.to, x * FUNCTIONS[step.function](at[step.gates]))
+    gates = FUNCTIONS[step.function](at[step.gates])
+    at.put(step.to, x * gates.repeat_interleave(x.shape[1] // gates.shape[1], 1))
 
 
 # Rows by themselves

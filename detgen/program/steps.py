@@ -345,7 +345,7 @@ class Gate(Step):
     Attributes:
         x: is read.
         at: its first entry that is.
-        gates: [1], one for all entries of a row, or one for each.
+        gates: as many as divide the entries: each is for the same number of entries that follow each other.
         to: takes the products.
         function: of the gates.
     """
@@ -358,8 +358,8 @@ class Gate(Step):
 
     def _faults(self) -> Iterator[str]:
         width = self.to.buffer.width
-        if self.gates.width != 1:
-            yield from wide(self.gates, width)
+        if width % self.gates.width:
+            yield f"{self.gates} does not divide {width} entries"
         if not 0 <= self.at <= self.x.width - width:
             yield f"{width} entries from {self.at} on go beyond {self.x}"
         if self.function > Activation.SIGMOID:

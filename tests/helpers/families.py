@@ -337,6 +337,16 @@ ROWS: dict[str, Callable[[], Any]] = {
         **{**LLAMA, **MULTIPLIED, "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 56}
     ),
     "lfm2": lambda: hf.Lfm2Config(**CONVOLVED),
+    "lfm3": lambda: hf.Lfm3Config(  # with norms on both sides, and a gate of each head
+        **CONVOLVED
+        | {"head_dim": 20, "sliding_window": WINDOW, "num_hidden_layers": 4}
+        | {"layer_types": ["conv", "sliding_attention", "full_attention", "conv"]}
+    ),
+    "lfm3_plain": lambda: hf.Lfm3Config(  # without them, an attention last
+        **CONVOLVED
+        | {"conv_bias": False, "head_dim": 16, "sliding_window": WINDOW, "use_attention_gate": False}
+        | {"layer_types": ["sliding_attention", "conv", "full_attention"], "use_sandwich_norm": False}
+    ),
     "granite4": lambda: hf.GraniteMoeHybridConfig(
         **{**SPACES, **MULTIPLIED, "layer_types": ["full_attention"] * 3, "position_embedding_type": "rope"},
         **{"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 56},

@@ -423,7 +423,10 @@ def _taken(draw: st.DrawFn) -> Case:
 @st.composite
 def _gated(draw: st.DrawFn) -> Case:
     made, width = Making(draw), draw(WIDTHS)
-    gates, at = made.read("gates", draw(st.sampled_from([1, width]))), draw(st.integers(0, 20))
+    gates, at = (
+        made.read("gates", draw(st.sampled_from([n for n in range(1, width + 1) if width % n == 0]))),
+        draw(st.integers(0, 20)),
+    )
     function = draw(OF_LAYERS | st.just(Activation.SIGMOID))
     x = made.read("x", width + at + draw(st.integers(0, 3)))
     made.add(steps.Gate, x=x, at=at, gates=gates, to=made.into(width), function=function)

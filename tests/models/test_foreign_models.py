@@ -80,6 +80,7 @@ def test_a_least_sum_of_weights_of_experts(tmp_path: Path, least: float, status:
 def test_it_runs_by_its_own_forward(tmp_path: Path, family: str) -> None:
     others = {
         "gemma3n_text": {"hidden_activation": "quick_gelu", "num_hidden_layers": 6, "num_kv_shared_layers": 1},
+        "granite_swa": {"hidden_act": "quick_gelu"},
         "whisper": {"encoder_layers": 1, "num_hidden_layers": 1},
     }
     assert found(tmp_path, family, **others.get(family, {}))["status"] == families.OWN

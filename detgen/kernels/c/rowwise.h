@@ -252,10 +252,18 @@ static int watch_row(const Watch *s, const float *x) {
     return finite;
 }
 
+/* The gates of the first entries from i on, `each` of which share one. */
+INLINE vec gates_of_entries(const float *gates, int64_t each, int64_t i, int64_t n) {
+    if (each == 1) return load_some(gates + i, n);
+    float of[LANES] = {0};
+    for (int64_t lane = 0; lane < LANES && lane < n; lane++) of[lane] = gates[(i + lane) / each];
+    return load(of);
+}
+
 static void gate_row(const Gate *s, const float *x, const float *gates, float *to) {
-    const int64_t n = s->to.buffer.width, one = s->gates.width == 1;
+    const int64_t n = s->to.buffer.width, each = n / s->gates.width;
     for (int64_t i = 0; i < n; i += LANES) {
-        const vec gate = one ? all(*gates) : load_some(gates + i, n - i);
+        const vec gate = each % LANES ? gates_of_entries(gates, each, i, n - i) : all(gates[i / each]);
         const vec opened = s->function == SIGMOID ? sigmoid(gate) : activated(s->function, gate);
         put(&s->to, to + i, mul(load_some(x + s->at + i, n - i), opened), n - i);
     }

@@ -60,7 +60,7 @@ def _copy(
     to_apart,
     factor,
     TAKES: tl.constexpr,
-    GATES: tl.constexpr,
+    EACH: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ADDS: tl.constexpr,
     SCALES: tl.constexpr,
@@ -72,8 +72,8 @@ def _copy(
     if TAKES:
         read = tl.load(more + row, mask=row < rows, other=0)
     v = tl.load(x + read[:, None] * apart + column[None, :], mask=there, other=0.0)
-    if GATES:  # one of a row, or one of each entry
-        gate = tl.load(more + row[:, None] * more_apart + (column % GATES)[None, :], mask=there, other=0.0)
+    if EACH:  # entries that share a gate
+        gate = tl.load(more + row[:, None] * more_apart + (column // EACH)[None, :], mask=there, other=0.0)
         v = v * activated(gate, ACTIVATION)
     else:
         v = activated(v, ACTIVATION)
@@ -266,8 +266,8 @@ def copy(
         into: the buffer of `to`.
         to: is written; perhaps of longer rows, too.
         take: int64 [n], the rows of x that are meant; None for all.
-        gates: float32 [rows, 1 or width], by whose function rows are multiplied, perhaps one row for all; None for
-            none.
+        gates: float32 [rows, n], by whose function rows are multiplied, each for width / n entries; perhaps one row for
+            all; None for none.
         function: of each entry, or of the gates.
     """
     rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
@@ -275,7 +275,7 @@ def copy(
     _copy[grid](
         *(x, more, to, len(to), to.shape[1], x.stride(0), more.stride(0), to.stride(0), float(into.factor)),
         take is not None,
-        *(0 if gates is None else gates.shape[1], int(function)),
+        *(0 if gates is None else to.shape[1] // gates.shape[1], int(function)),
         *(into.add, into.factor != 1, rows, columns),
         **OPTIONS,
     )

@@ -127,6 +127,7 @@ def tried(inputs: int = 1280, rules: Sequence[Storage] = tuple(RULES)) -> Iterat
     yield _of(steps.Copy(name="copy", x=wide, to=Into(to, add=True, factor=0.3)))
     yield _of(steps.Take(name="rows that are wanted", x=wide, to=to))
     yield _of(steps.Gate(name="gate", x=wide, gates=ones, to=Into(to)))
+    yield _of(steps.Gate(name="gates of entries", x=wide, gates=Buffer("gates", 2), to=Into(to)))
     yield _of(steps.Gate(name="gates", x=wide, gates=to, to=Into(wide), function=Activation.SILU))
     part, as_it_is = Buffer("part", 200), Activation.NONE
     yield _of(steps.Gate(name="gates of a part", x=wide, at=70, gates=part, to=Into(part), function=as_it_is))

@@ -376,13 +376,14 @@ def test_rows_of_tables(device: str, width: int, storage: torch.dtype, add: bool
 @pytest.mark.parametrize("width", [1, 16, 300])
 def test_copies(device: str, width: int) -> None:
     """All rows, the wanted ones, and rows that are gated; stored, and added."""
-    x, gates, to, more, some, part = (
+    x, gates, to, more, some, part, shared = (
         Buffer("x", width), Buffer("gates", 1), Buffer("to", width), Buffer("more", width), Buffer("some", width),
-        Buffer("part", max(width - 3, 1)),
+        Buffer("part", max(width - 3, 1)), Buffer("shared", max(width // 4, 1)),
     )  # fmt: skip
     buffers = {
         x: numbers(1, 6, width),
         gates: numbers(2, 6, 1) * 3,
+        shared: numbers(7, 6, shared.width),
         to: numbers(3, 6, width),
         more: numbers(4, 6, width),
         some: torch.zeros(2, width),
@@ -396,6 +397,7 @@ def test_copies(device: str, width: int) -> None:
         steps.Gate(name="gate", x=x, gates=gates, to=Into(more, add=True)),
         steps.Gate(name="gate", x=to, gates=gates, to=Into(x)),
         steps.Gate(name="gates", x=x, gates=to, to=Into(x), function=Activation.SILU),
+        steps.Gate(name="gates of entries", x=x, gates=shared, to=Into(x)),
         steps.Gate(
             name="part", x=x, at=min(2, width - part.width), gates=part, to=Into(part), function=Activation.NONE
         ),
