@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.examples import thorough
+from helpers.examples import thorough, usual
 from helpers.tampering import edit_lines, renew
 from typer.testing import CliRunner, Result
 
@@ -93,7 +93,7 @@ def test_a_finished_run_shows_its_thoughts_again(flips: tuple[Path, Result]) -> 
     assert detgen(*again, "--show-thoughts", "-q").stdout == ""
 
 
-@pytest.mark.parametrize("command", [["audit"], ["verify-determinism", "--against"]])
+@pytest.mark.parametrize("command", usual([["audit"]], [["verify-determinism", "--against"]]))
 def test_audit(flips: tuple[Path, Result], command: list[str]) -> None:
     result = detgen(*command, str(flips[0]))
     assert result.exit_code == 0, result.output

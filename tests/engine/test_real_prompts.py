@@ -15,7 +15,7 @@ from detgen import Engine, Request, SamplingParams
 def test_equals_generate(observe: Callable[..., Any], engines: Callable[..., Engine], demo_models: Any) -> None:
     """Greedy completions of real prompts are those of transformers' float32 `generate`, near-ties aside."""
     engine = engines(drafter="auto", batch_size=3)
-    some = [Request(i, i, prompt=p, params=SamplingParams(max_tokens=32)) for i, p in enumerate(code(12))]
+    some = [Request(i, i, prompt=p, params=SamplingParams(max_tokens=24)) for i, p in enumerate(code(8))]
     found = observe(engine, some)
     model = AutoModelForCausalLM.from_pretrained(demo_models.target, dtype=torch.float32).eval()
     same = 0
@@ -26,7 +26,7 @@ def test_equals_generate(observe: Callable[..., Any], engines: Callable[..., Eng
             prompt,
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
-            max_new_tokens=32,
+            max_new_tokens=24,
             output_logits=True,
             return_dict_in_generate=True,
         )
@@ -38,7 +38,7 @@ def test_equals_generate(observe: Callable[..., Any], engines: Callable[..., Eng
         at = next(i for i, (a, b) in enumerate(zip(one.completion.token_ids, theirs, strict=False)) if a != b)
         top = own.logits[at][0].float().topk(2).values
         assert top[0] - top[1] < 1e-4, f"prompt {request.id} differs at token {at}"
-    assert same >= 10
+    assert same >= 6
 
 
 def test_drafts_save_passes(engines: Callable[..., Engine]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.engine_inputs import PROMPTS, code, ids
-from helpers.examples import examples
+from helpers.examples import examples, usual
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -196,15 +197,15 @@ def test_a_model_that_thinks_scores_what_it_generates() -> None:
     ]
     done = engine.generate(requests)
     asked = [ScoreRequest(i, i, prompt=c.request.prompt, completions=(c.token_ids,)) for i, c in enumerate(done)]
-    for ahead in ("auto", "off", 2):
-        for size in (1, 3):
-            tried = engine.with_settings(speculative_prefill=ahead, batch_size=size)
-            tried.reset_prefix_cache()
-            for completion, score in zip(done, tried.score(asked), strict=True):
-                assert completion.logprobs is not None
-                assert score.error is None
-                assert score.logprobs == tuple(entry.logprob for entry in completion.logprobs)
-            assert tried.stats.thoughts > 0
+    ways: list[tuple[Any, int]] = [("auto", 3), ("off", 1), (2, 3)]
+    for ahead, size in usual(ways, itertools.product(("auto", "off", 2), (1, 3))):
+        tried = engine.with_settings(speculative_prefill=ahead, batch_size=size)
+        tried.reset_prefix_cache()
+        for completion, score in zip(done, tried.score(asked), strict=True):
+            assert completion.logprobs is not None
+            assert score.error is None
+            assert score.logprobs == tuple(entry.logprob for entry in completion.logprobs)
+        assert tried.stats.thoughts > 0
 
 
 def test_prompts_are_read_once(plain: Engine) -> None:

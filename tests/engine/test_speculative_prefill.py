@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.engine_inputs import adversary
 from helpers.engines import Observed
-from helpers.examples import examples
+from helpers.examples import examples, usual
 from helpers.thinking_models import Thinks, random_model, save_model
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,7 +158,7 @@ def test_nothing_but_the_request_matters(
 def test_against_the_plain_algorithm(kind: str, engines: Callable[..., Engine], observe: Callable[..., Any]) -> None:
     """Tokens, thoughts, states and logits are those of `read`, but for rounding."""
     model, chunk = random_model(**KINDS[kind]), KINDS[kind].get("chunk_size", 4)
-    for name in ("0-0", "4-0", "7-0", "9-0"):
+    for name in usual(["4-0", "9-0"], ["0-0", "7-0"]):
         (found,) = observe(engines(kind, drafter="ngram", batch_size=4), [POOL[name]]).values()
         done = found.completion
         prompt = POOL[name].token_ids or ()
