@@ -145,8 +145,8 @@ def halved_matrices(tensors: dict[str, torch.Tensor]) -> None:
 
 # Some forwards round what modules read to the number format of their weights, or keep factors in it.
 IN_16_BITS = usual(
-    [("llama, tied", halved), ("llama, tied", halved_matrices), ("falcon-h1", halved), ("gemma3n_text", halved)],
-    [(family, halved) for family in ("nemotron-h", "mamba", "mamba2", "deepseek_v3", "gemma4_text")],
+    [("llama, tied", halved), ("llama, tied", halved_matrices), ("falcon-h1", halved), ("gemma4_text", halved)],
+    [(family, halved) for family in ("nemotron-h", "mamba", "mamba2", "deepseek_v3", "gemma3n_text")],
 )
 
 
