@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.engine_inputs import PROMPTS, adversary
+from helpers.examples import usual
 
 from detgen import Engine, EngineConfig, EngineError, Request, RequestError, SamplingParams
 from detgen.engine import engine as module
@@ -111,16 +113,21 @@ def test_engines_on_the_same_models(engines: Callable[..., Engine]) -> None:
         engines(drafter="none", batch_size=16).with_settings(drafter="model")
 
 
-@pytest.mark.parametrize("rule", [None, "tc24"])
-@pytest.mark.parametrize(("name", "named"), [("auto", [False]), ("cuda", [True]), ("cuda:0", [True]), ("cpu", [])])
-def test_a_gpu_is_tried_first(monkeypatch: pytest.MonkeyPatch, name: str, named: list[bool], rule: str | None) -> None:
+NAMED = {"auto": [False], "cuda": [True], "cuda:0": [True], "cpu": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    usual(zip(NAMED, itertools.cycle((None, "tc24"))), itertools.product(NAMED, (None, "tc24"))),
+)
+def test_a_gpu_is_tried_first(monkeypatch: pytest.MonkeyPatch, name: str, rule: str | None) -> None:
     """And models run where its trial says; it is told by which rule tensor cores have to add up."""
     monkeypatch.setattr(module, "pick_device", lambda _: Device("cpu" if name == "cpu" else "cuda"))
     asked: list[tuple[bool, str | None]] = []
     monkeypatch.setattr(module, "trusted", lambda *_, named, rule: asked.append((named, rule)) or CPU)
     dtype = "bfloat16" if rule is None else "bfloat16-tc24"
     assert Engine(device=name, drafter="none", dtype=dtype).canonical.device.type == "cpu"
-    assert asked == [(each, rule) for each in named]
+    assert asked == [(each, rule) for each in NAMED[name]]
 
 
 def test_engine_errors(demo_models: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -717,9 +718,20 @@ def test_routes_by_sparse_mixing(device: str, picks: int) -> None:
     assert ((found[:, 1::2] > 0) & (found[:, 1::2] <= 1)).all()
 
 
-@pytest.mark.parametrize("scoring", [scoring for scoring in Scoring if scoring != Scoring.SPARSE])
-@pytest.mark.parametrize(("groups", "best", "of"), [(1, 1, 1), (4, 2, 1), (4, 3, 2), (20, 7, 2), (8, 1, 2)])
-def test_routes_by_scores_and_groups(device: str, scoring: Scoring, groups: int, best: int, of: int) -> None:
+SCORINGS = [scoring for scoring in Scoring if scoring != Scoring.SPARSE]
+GROUPS = [(1, 1, 1), (4, 2, 1), (4, 3, 2), (20, 7, 2), (8, 1, 2)]  # how many, how many of them, by how many experts
+
+
+@pytest.mark.parametrize(
+    ("scoring", "grouped"),
+    # With more than one group, and with one, each way to score is tried.
+    usual(
+        [*zip(SCORINGS, itertools.cycle(GROUPS[1:])), *((scoring, GROUPS[0]) for scoring in SCORINGS)],
+        itertools.product(SCORINGS, GROUPS),
+    ),
+)
+def test_routes_by_scores_and_groups(device: str, scoring: Scoring, grouped: tuple[int, int, int]) -> None:
+    groups, best, of = grouped
     experts, picks, rows = 40, 5, 7
     x, kept, routes = Buffer("logits", experts), Buffer("kept", experts), Buffer("routes", 2 * picks)
     logits = numbers(groups, rows, experts)
