@@ -26,7 +26,7 @@ _ROUNDING = {
 }
 # Ends of names of linear layers that are never in few bits.
 _LIKE_ROUTERS = (
-    *("shared_expert_gate", "gate.wg", "router.proj"),
+    *("shared_expert_gate", "gate.wg", "router.proj", "router.gate"),
     *("modality_router", "prediction_coefs", "correction_coefs"),  # Gemma 3n's
     "mixer.dt_proj",
     "mamba.dt_proj",

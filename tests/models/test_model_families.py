@@ -206,6 +206,13 @@ def test_a_family_of_one_row(family: str, random_model: Callable[..., Path], obs
     check_agreement(folder, alone, *_bounds(engine))
 
 
+@pytest.mark.parametrize("family", ["afmoe", "hunyuan_moe", "gemma4_experts", "nemotron_h_short"])
+def test_linear_layers_of_experts_in_few_bits(family: str, random_model: Callable[..., Path]) -> None:
+    """Loading compares them with the model's own forward, in which the same layers are in few bits: not routers."""
+    folder = random_model((DESCRIBED | ROWS)[family]())
+    assert Engine(target=folder, drafter="none", kv_memory=2 << 20, target_quant="q4_k").profile()["target"]
+
+
 def _bounds(engine: Engine) -> tuple[float, float]:
     """See `check_agreement`."""
     return (2e-5, 1e-4) if engine.canonical.cache.states is None else (3e-4, 3e-3)
