@@ -375,7 +375,7 @@ def _described(model: Any) -> Description | str | None:
     try:
         found.check()
     except (UnknownError, AttributeError, StopIteration) as error:
-        return str(error) or "one of its modules"
+        return str(error) if isinstance(error, UnknownError) and str(error) else "one of its modules"
     return found
 
 
