@@ -19,7 +19,7 @@ ELSE = "give the model as a folder in the Hugging Face layout"
 FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
 
 _NEVER = 1e30  # the factor of a frequency by which nothing is rotated, or more
-_Value = TypeVar("_Value", int, float, str, bool)
+_Value = TypeVar("_Value", int, float, str, bool, tuple[Any, ...])
 
 
 def not_understood(key: str, value: Any) -> ValueError:
@@ -42,6 +42,10 @@ class Said:
             if key.startswith(self._prefix)
         }
         self.layers = self.take("block_count", int)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a setting that has not been taken."""
+        return name in self._left
 
     def take(self, name: str, kind: type[_Value], default: _Value | None = None) -> _Value:
         """A setting.

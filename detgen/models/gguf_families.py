@@ -5,10 +5,13 @@ Of the others, transformers says what a file means.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from detgen.models import gguf_states as states
+from detgen.models.gguf_changes import Change
 from detgen.models.gguf_configs import Said, gemma4, gpt_oss
 from detgen.models.gguf_header import Header
 
@@ -23,15 +26,23 @@ class GgufFamily(NamedTuple):
         make: makes the configuration.
         like: the family by whose ways transformers changes tensors: "llama" has rows of queries and keys in turns;
             "" for none.
+        names: parameters of a layer, and which part of one, by what a tensor is called of which the tables say
+            nothing, or something else.
+        changes: makes, of the configuration, what becomes of tensors, by such names; of one with parts, by its own.
     """
 
     make: Callable[[Said, Header, Path], PreTrainedConfig]
     like: str = ""
+    names: Mapping[str, tuple[str, int | None]] = MappingProxyType({})
+    changes: Callable[[Any], Mapping[str, Change]] = lambda _: {}
 
 
 GGUF_FAMILIES = {
     "gpt-oss": GgufFamily(gpt_oss),
     "gemma4": GgufFamily(gemma4),
+    "qwen35": GgufFamily(states.qwen35, names=states.DELTA_NAMES, changes=states.tiled_nets),
+    "qwen35moe": GgufFamily(states.qwen35moe, names=states.DELTA_NAMES, changes=states.tiled_nets),
+    "qwen3next": GgufFamily(states.qwen3next, names=states.DELTA_NAMES | states.JOINED_NAMES, changes=states.nets),
 }
 
 

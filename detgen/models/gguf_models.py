@@ -6,8 +6,9 @@ could change every output.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from detgen.models.description import describe
+from detgen.models.gguf_changes import CHANGES, NAMES, Change
 from detgen.models.gguf_configs import ELSE, FACTORS, not_understood
 from detgen.models.gguf_families import GGUF_FAMILIES, config_of
 from detgen.models.gguf_header import Header
 from detgen.models.gguf_splits import BEGINS, take_texts, way_of
-from detgen.models.stored import Lying, Place, Reader, SideBySide, turned, whole, without_weights
+from detgen.models.stored import Below, Lying, Place, Reader, SideBySide, turned, whole, without_weights
 from detgen.program.arrays import FLOAT32, floats
 from detgen.program.arrays import tensor as as_tensor
 
@@ -45,10 +47,12 @@ _CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is lo
 # Architectures whose joined queries, keys and values lie in another order there, or whose experts' corrections are not
 # taken over.
 _OTHERWISE = {"bloom", "falcon", "minimax-m2"}
+_COLUMNS = "columns"  # what follows a tensor's name where an order is of its columns
 # Texts of the tokens that end a sequence, of which a file has one, by its architecture.
 _ENDS = {
     "gpt-oss": ("<|return|>", "<|call|>", "<|endoftext|>"),
     "gemma4": ("<eos>", "<turn|>", "<|tool_response>"),
+    **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), ("<|im_end|>", "<|endoftext|>")),
 }
 
 
@@ -139,9 +143,10 @@ def empty_model(
     ways = header.architecture if family is None else family.like
     processor = TENSOR_PROCESSORS.get(ways, TensorProcessor)(config=config.to_dict())
     names = Names(model, processor, header)
+    changes = {} if family is None else family.changes(config)
     wanted, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     places: dict[str, Lying] = {}
-    experts: dict[str, dict[int, Place]] = defaultdict(dict)
+    joined: dict[str, dict[int, Place]] = defaultdict(dict)
     for tensor, entry in header.tensors.items():
         place = Place(path, entry.kind, entry.shape, entry.at, tensor)
         if tensor == FACTORS:
@@ -157,32 +162,48 @@ def empty_model(
         elif name is None or name not in wanted:
             raise ValueError(f"its settings describe no such weights as {tensor}")
         elif part is not None:
-            experts[name][part] = place
+            joined[name][part] = place
         else:
-            places[name], shape = _converted(place, processor, tensor)
+            change = changes.get(_part_of(tensor))
+            places[name], shape = _converted(place, processor, tensor) if change is None else _changed(place, change)
             _check_shape(tensor, shape, wanted[name].shape)
-    for name, parts in experts.items():
-        if (joined := _joined(model, name, wanted[name].shape, parts)) is not None:
-            places[name] = joined
+    for name, parts in joined.items():
+        change = changes.get(_part_of(name), Change())
+        if (lying := _joined(model, name, wanted[name].shape, parts, change)) is not None:
+            places[name] = lying
     if missing := sorted(wanted.keys() - places.keys()):
         raise ValueError(f"weights are missing: {missing[0]}")
     _check_rotation(model, header)
     return model, Reader(model, places, dtype)
 
 
-def _joined(model: Any, name: str, shape: Sequence[int], parts: Mapping[int, Place]) -> SideBySide | None:
-    """The weights of experts, or biases, of which a file has the parts; None if one is missing.
+def _part_of(name: str) -> str:
+    """What a tensor, or a parameter, is called within its layer; elsewhere, by its whole name."""
+    return re.sub(r"^(blk|.*\.layers)\.\d+\.", "", name)
+
+
+def _joined(
+    model: Any, name: str, shape: tuple[int, ...], parts: Mapping[int, Place], change: Change
+) -> SideBySide | Below | None:
+    """The weights of experts, or biases, of which a file has the parts, or rows; None if one is missing.
 
     Args:
         model: whose they are.
         name: of the parameter.
         shape: its sizes, which begin with the number of experts.
         parts: by their numbers.
+        change: the order of rows.
 
     Raises:
         ValueError: if one has another shape.
     """
-    module, count = model.get_submodule(name.rpartition(".")[0]), 2 if "gate_up_proj" in name else 1
+    module = model.get_submodule(name.rpartition(".")[0])
+    if name.endswith(".weight"):
+        below = Below(tuple(part for _, part in sorted(parts.items())), change.order)
+        if len(parts) > 1:
+            _check_shape(f"{below.parts[0].name} with {below.parts[1].name}", below.shape, shape)
+        return below if len(parts) > 1 else None
+    count = 2 if "gate_up_proj" in name else 1
     experts, *each = shape
     other = turned(module) and len(each) > 1
     outputs, *inputs = reversed(each) if other else each
@@ -197,19 +218,27 @@ def _joined(model: Any, name: str, shape: Sequence[int], parts: Mapping[int, Pla
 def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
     """Where the weights lie that `empty_model` has found, as data that JSON can hold, and orders of rows by names.
 
-    None if some are changed when they are read, which only transformers can do.
+    None if some are changed when they are read, in a way that only transformers knows.
     """
     places: dict[str, Any] = {}
     orders: dict[str, np.ndarray] = {}
     for name, lying in reader.places.items():
         parts = [part for part in getattr(lying, "parts", [lying]) if isinstance(part, Place)]
+        made = places[name] = {"tensors": [part.name for part in parts], "joined": None}
         for part in parts:
             if part.change is not None:
-                return None
-            if part.order is not None:
-                orders[part.name] = part.order
-        joined = [lying.in_turns, lying.turned] if isinstance(lying, SideBySide) else None
-        places[name] = {"tensors": [part.name for part in parts], "joined": joined}
+                if part.change not in NAMES:
+                    return None
+                made["change"] = NAMES[part.change]
+            for key, order in ((part.name, part.order), (f"{part.name} {_COLUMNS}", part.columns)):
+                if order is not None:
+                    orders[key] = order
+        if isinstance(lying, SideBySide):
+            made["joined"] = [lying.in_turns, lying.turned]
+        if isinstance(lying, Below):
+            made["joined"] = []
+            if lying.order is not None:
+                orders[name] = lying.order
     return places, orders
 
 
@@ -223,16 +252,16 @@ def reader_of(
 ) -> Reader:
     """What reads the weights of a model whose parameters have no memory, from where `kept_places` has them."""
 
-    def place(tensor: str) -> Place:
-        entry = header.tensors[tensor]
-        return Place(path, entry.kind, entry.shape, entry.at, tensor, orders.get(tensor))
+    def lying(name: str) -> Lying:
+        found, change = [], CHANGES.get(places[name].get("change", ""))
+        for tensor in places[name]["tensors"]:
+            entry, columns = header.tensors[tensor], orders.get(f"{tensor} {_COLUMNS}")
+            found.append(Place(path, entry.kind, entry.shape, entry.at, tensor, orders.get(tensor), columns, change))
+        if (joined := places[name]["joined"]) is None:
+            return found[0]
+        return SideBySide(tuple(found), *joined) if joined else Below(tuple(found), orders.get(name))
 
-    found = {name: [place(tensor) for tensor in at["tensors"]] for name, at in places.items()}
-    lying = {
-        name: of[0] if (joined := places[name]["joined"]) is None else SideBySide(tuple(of), *joined)
-        for name, of in found.items()
-    }
-    return Reader(model, lying, dtype)
+    return Reader(model, {name: lying(name) for name in places}, dtype)
 
 
 def _check_shape(tensor: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
@@ -254,6 +283,22 @@ def _converted(place: Place, processor: Any, name: str) -> tuple[Place, tuple[in
         return (place if same else place._replace(order=made.reshape(-1).astype(np.int64))), place.shape
     change = partial(_processed, processor, name)
     return place._replace(change=change), change(np.broadcast_to(np.float32(0), place.shape)).shape
+
+
+def _changed(place: Place, change: Change) -> tuple[Place, tuple[int, ...]]:
+    """A tensor as transformers' model takes it, and its shape there.
+
+    Raises:
+        ValueError: if it has more rows or columns than its order, or fewer.
+    """
+    orders = []
+    for order, size in ((change.order, place.shape[0]), (change.columns, place.shape[-1])):
+        if order is not None and len(order) != size:
+            raise ValueError(f"the weights do not fit its settings: {place.name} has the shape {place.shape}")
+        orders.append(None if order is None or np.array_equal(order, np.arange(size)) else order)
+    by = CHANGES.get(change.by)
+    made = place._replace(order=orders[0], columns=orders[1], change=by)
+    return made, place.shape if by is None else by(np.broadcast_to(np.float32(-1), place.shape)).shape
 
 
 def _processed(processor: Any, name: str, weights: np.ndarray) -> np.ndarray:

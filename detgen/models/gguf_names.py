@@ -17,8 +17,9 @@ _SUFFIXES = {"weight": "", "bias": "_bias"}
 # Factors of Gemma 4's routers, of which the tables know nothing.
 _FACTORS = re.compile(r"blk\.(?P<layer>\d+)\.(?P<of>ffn_gate_inp|ffn_down_exps)\.scale")
 _FACTORS_OF = {"ffn_gate_inp": "scale", "ffn_down_exps": "per_expert_scale"}
+_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>.*)")
 # What layers have, too, that see the keys and values of others.
-_UNREAD = re.compile(r"blk\.(?P<layer>\d+)\.attn_(k|v|k_norm)\.weight")
+_UNREAD = re.compile(r"attn_(k|v|k_norm)\.weight")
 
 
 class Names:
@@ -34,20 +35,28 @@ class Names:
         from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
         config, self._gemma4 = model.config, header.architecture == "gemma4"
-        kind = header.architecture if header.architecture in GGUF_FAMILIES else None
+        family = GGUF_FAMILIES.get(header.architecture)
+        kind = None if family is None else header.architecture
+        self._named = {} if family is None else family.names
         with quick_gguf():
             self._known = get_gguf_hf_weights_map(model, processor, {"mixtral": "llama"}.get(config.model_type, kind))
-        found = filter(None, map(_WITHIN.fullmatch, dict(model.named_parameters())))
-        self._experts = {int(one["layer"]): one["path"] for one in found}
+        names = list(dict(model.named_parameters()))
+        self._experts = {int(one["layer"]): one["path"] for one in filter(None, map(_WITHIN.fullmatch, names))}
+        self._layers = next((name.partition(".layers.")[0] for name in names if ".layers." in name), "")
+        self._counted = range(config.num_hidden_layers, header.settings[f"{header.architecture}.block_count"])
         self._own = config.num_hidden_layers - getattr(config, "num_kv_shared_layers", 0)
 
     def are_unread(self, tensor: str) -> bool:
-        """Whether no one reads a tensor: keys and values of a layer that sees those of others."""
-        found = _UNREAD.fullmatch(tensor)
-        return found is not None and int(found["layer"]) >= self._own
+        """Whether no one reads a tensor: keys and values of a layer that sees those of others, layers that draft."""
+        if (found := _BLOCK.fullmatch(tensor)) is None:
+            return False
+        layer = int(found["layer"])
+        return layer in self._counted or (layer >= self._own and _UNREAD.fullmatch(found["part"]) is not None)
 
     def of(self, tensor: str) -> tuple[str | None, int | None]:
-        """The parameter, or the buffer, that a tensor is, None if it is none; and which part of experts', or None."""
+        """The parameter, or the buffer, that a tensor is, None if it is none; and which part of it, or None."""
+        if (block := _BLOCK.fullmatch(tensor)) and (named := self._named.get(block["part"])):
+            return f"{self._layers}.layers.{int(block['layer'])}.{named[0]}", named[1]
         if found := _EXPERTS.fullmatch(tensor):
             joined, part = _PARTS[found["part"]]
             return f"{self._experts.get(int(found['layer']))}.{joined}{_SUFFIXES[found['kind']]}", part

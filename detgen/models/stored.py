@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from detgen.errors import EngineError
-from detgen.kernels.c.quantizing import Quantized, cat, in_turns
+from detgen.kernels.c.quantizing import Quantized, cat, in_turns, rows_of
 from detgen.models.gguf_kinds import NAMED, Kind
 from detgen.models.skeleton import Parameter
 from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, array, floats, placeholder, tensor, torch_dtype
@@ -88,7 +88,8 @@ class Place(NamedTuple):
         at: its first byte.
         name: that the file has for it.
         order: which of its rows comes first, second and so on; None leaves them.
-        change: makes float32 numbers, as they are stored, what the model takes; None leaves them.
+        columns: which of its columns does, likewise.
+        change: makes float32 numbers, in that order, what the model takes; None leaves them.
     """
 
     path: Path
@@ -97,6 +98,7 @@ class Place(NamedTuple):
     at: int
     name: str = ""
     order: np.ndarray | None = None
+    columns: np.ndarray | None = None
     change: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
@@ -111,7 +113,7 @@ class Place(NamedTuple):
         Raises:
             EngineError: if the file has become shorter, or a scale is not finite.
         """
-        if self.order is not None or self.change is not None:
+        if any(one is not None for one in (self.order, self.columns, self.change)):
             weight = self._changed(self._made(self._bytes()))
             return weight.rows(rows) if isinstance(weight, Quantized) else weight[rows]
         first, last, _ = rows.indices(self.shape[0])
@@ -139,10 +141,13 @@ class Place(NamedTuple):
 
     def _changed(self, weight: Weight) -> Weight:
         """The weight in the model's order, as the model takes it."""
+        if self.order is not None:
+            weight = weight.rows(self.order) if isinstance(weight, Quantized) else weight[self.order]
+        if self.columns is not None:
+            weight = weight.columns(self.columns) if isinstance(weight, Quantized) else weight[..., self.columns]
         if self.change is not None:
-            return np.ascontiguousarray(self.change(floats(whole(weight))))
-        assert self.order is not None, "asked before"
-        return weight.rows(self.order) if isinstance(weight, Quantized) else weight[self.order]
+            weight = np.ascontiguousarray(self.change(floats(whole(weight))))
+        return weight
 
     def _made(self, data: np.ndarray) -> Weight:
         """The weight of bytes, [blocks, bytes of a block]."""
@@ -195,6 +200,41 @@ class SideBySide(NamedTuple):
         parts = [part.read(rows) for part in self.parts]
         weight = in_turns(parts) if self.in_turns else cat(parts, dim=1)
         return weight.swapaxes(1, 2) if self.turned and isinstance(weight, np.ndarray) else weight
+
+
+class Below(NamedTuple):
+    """Where the rows of a weight lie that are several tensors.
+
+    Attributes:
+        parts: [outputs, inputs] each.
+        order: which of all their rows comes first, second and so on; None leaves them.
+    """
+
+    parts: tuple[Place, ...]
+    order: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[outputs of all parts, inputs]."""
+        return sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """In which it can be read whole."""
+        kinds = {part.dtype for part in self.parts}
+        return kinds.pop() if len(kinds) == 1 else FLOAT32
+
+    @property
+    def size(self) -> int:
+        """Bytes that they take."""
+        return sum(part.size for part in self.parts)
+
+    def read(self, rows: slice = ALL) -> Weight:
+        """The weight, or some consecutive rows of it; errors as `Place.read`."""
+        weight = cat([part.read() for part in self.parts], dim=0)
+        found = rows_of(weight, rows if self.order is None else self.order[rows])
+        assert isinstance(found, Weight), "that of arrays"
+        return found
 
 
 class Stack(NamedTuple):
@@ -277,7 +317,7 @@ class Reader:
 def _is_plain(place: Lying) -> bool:
     """Whether a file has the numbers themselves."""
     parts = [part for expert in place.parts for part in expert] if isinstance(place, Stack) else [place]
-    return all(isinstance(part, Place | SideBySide) for part in parts)
+    return all(isinstance(part, Place | SideBySide | Below) for part in parts)
 
 
 def damaged(model: nn.Module, read: Read) -> str | None:

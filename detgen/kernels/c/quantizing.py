@@ -64,6 +64,17 @@ class Quantized(NamedTuple):
         """Some outputs; some experts, or one."""
         return self._replace(whole=self.whole[chosen], scales=self.scales.each(lambda x: x[chosen]))
 
+    def columns(self, order: np.ndarray) -> Quantized | np.ndarray:
+        """Its inputs in another order; float32 where that takes groups apart that share a scale."""
+        scales, each = self.scales, np.arange(self.scales.group)
+        groups = order[:: len(each)] // len(each)
+        if not np.array_equal((groups[:, None] * len(each) + each).ravel(), order):
+            return self.weight()[..., order]
+        if scales.units is not None:  # which several groups share
+            steps, minima = scales.floats()
+            scales = Scales(steps=steps, minima=minima, storage=Storage.FLOAT, group=len(each))
+        return self._replace(whole=self.whole[..., order], scales=scales.each(lambda x: x[..., groups]))
+
     def weight(self) -> np.ndarray:
         """float32 [outputs, inputs]."""
         scales, minima = self.scales.floats()
