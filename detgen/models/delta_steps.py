@@ -9,8 +9,9 @@ import numpy as np
 
 from detgen.kernels.c.quantizing import Form
 from detgen.models.parts import DeltaNet
+from detgen.models.rates import negative_powers
 from detgen.models.short_convolution_steps import Taps
-from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, negative_powers, side_by_side, taken
+from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, side_by_side, taken
 from detgen.program import steps
 from detgen.program.operands import Activation, Buffer, Into
 from detgen.program.program import Program

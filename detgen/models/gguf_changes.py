@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_FINEST = 2.0**-25  # what moves an exponential by less than it is rounded
-_STEPS = 4
+from detgen.models.rates import logarithms
 
 
 class Change(NamedTuple):
@@ -17,34 +16,18 @@ class Change(NamedTuple):
     Attributes:
         order: which of its rows comes first, second and so on; None leaves them.
         columns: which of its columns does, likewise.
-        by: what is done to its numbers then, one of `CHANGES`; "" for nothing.
+        by: which of `CHANGES` makes its numbers what the model takes; None leaves them.
     """
 
     order: np.ndarray | None = None
     columns: np.ndarray | None = None
-    by: str = ""
-
-
-def logarithms(rates: np.ndarray) -> np.ndarray:
-    """Numbers of which the rates are the exponentials, negated; those next to them where there are none.
-
-    The exponential is that of docs/numerics.md, so that what is computed of the model has the rates of the file.
-    """
-    from detgen.models.step_parts import negative_powers
-
-    with np.errstate(all="ignore"):  # of what is not below 0, which is told where damage is
-        near = np.log(-rates.astype(np.float64)).astype(np.float32)
-        apart = np.maximum(np.spacing(np.abs(near)), np.float32(_FINEST))
-        found = near.copy()
-        for i in sorted(range(-_STEPS, _STEPS + 1), key=abs, reverse=True):
-            tried = near + i * apart
-            found = np.where(negative_powers(tried) == rates, tried, found)
-    return found
+    by: str | None = None
 
 
 CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "less one": lambda x: x - 1,
-    "logarithms": logarithms,
-    "taps": lambda x: x[:, None],
+    "logarithm": logarithms,
+    "flat": np.ravel,
+    "flat logarithm": lambda x: logarithms(x).ravel(),
+    "in rows of one": lambda x: x[:, None],
 }
-NAMES = {change: name for name, change in CHANGES.items()}

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from detgen.models.gguf_header import Header
 from detgen.models.stored import Place, whole
 
@@ -43,10 +45,6 @@ class Said:
         }
         self.layers = self.take("block_count", int)
 
-    def __contains__(self, name: str) -> bool:
-        """Whether there is a setting that has not been taken."""
-        return name in self._left
-
     def take(self, name: str, kind: type[_Value], default: _Value | None = None) -> _Value:
         """A setting.
 
@@ -59,6 +57,18 @@ class Said:
         if type(value) is not kind:
             raise self.misunderstood(name, value)
         return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A setting that has been rounded to float32, as it was: the shortest that becomes that; errors as `take`."""
+        return float(str(np.float32(self.take(name, float, default))))
+
+    def says(self, name: str) -> bool:
+        """Whether there is a setting that has not been taken."""
+        return name in self._left
+
+    def leave_out_foreseeing(self) -> None:
+        """Count no layers that foresee tokens, which come last and are not read; errors as `take`."""
+        self.layers -= self.take("nextn_predict_layers", int, 0)
 
     def each(self, name: str, kind: type[_Value]) -> list[_Value]:
         """A setting of each layer, or one for all of them; errors as `take`."""

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from detgen.models import gguf_states as states
+from detgen.models import gguf_mambas as mambas
+from detgen.models import gguf_nets as nets
+from detgen.models import gguf_scans as scans
 from detgen.models.gguf_changes import Change
 from detgen.models.gguf_configs import Said, gemma4, gpt_oss
 from detgen.models.gguf_header import Header
@@ -37,12 +39,23 @@ class GgufFamily(NamedTuple):
     changes: Callable[[Any], Mapping[str, Change]] = lambda _: {}
 
 
+STATES = {
+    "qwen35": GgufFamily(nets.qwen35, names=nets.DELTA_NAMES, changes=nets.tiled_nets),
+    "qwen35moe": GgufFamily(nets.qwen35moe, names=nets.DELTA_NAMES, changes=nets.tiled_nets),
+    "qwen3next": GgufFamily(nets.qwen3next, names=nets.DELTA_NAMES | nets.JOINED_NAMES, changes=nets.nets),
+    "lfm2moe": GgufFamily(nets.lfm2moe, names=nets.CONVOLUTION_NAMES, changes=nets.convolutions),
+    "granitehybrid": GgufFamily(mambas.granitehybrid, "llama", mambas.GRANITE_NAMES, mambas.mixers),
+    "falcon-h1": GgufFamily(mambas.falcon_h1, names=mambas.FALCON_NAMES, changes=mambas.mixers),
+    "nemotron_h": GgufFamily(mambas.nemotron_h, "llama", mambas.NEMOTRON_NAMES, mambas.mixers),
+    "nemotron_h_moe": GgufFamily(mambas.nemotron_h, "llama", mambas.NEMOTRON_NAMES, mambas.mixers),
+    "mamba2": GgufFamily(mambas.mamba2, names=mambas.MAMBA_2_NAMES, changes=mambas.mixers),
+    "mamba": GgufFamily(scans.mamba, changes=scans.scans),
+    "jamba": GgufFamily(scans.jamba, changes=scans.scans),
+}
 GGUF_FAMILIES = {
     "gpt-oss": GgufFamily(gpt_oss),
     "gemma4": GgufFamily(gemma4),
-    "qwen35": GgufFamily(states.qwen35, names=states.DELTA_NAMES, changes=states.tiled_nets),
-    "qwen35moe": GgufFamily(states.qwen35moe, names=states.DELTA_NAMES, changes=states.tiled_nets),
-    "qwen3next": GgufFamily(states.qwen3next, names=states.DELTA_NAMES | states.JOINED_NAMES, changes=states.nets),
+    **STATES,
 }
 
 

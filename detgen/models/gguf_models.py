@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from detgen.models.description import describe
-from detgen.models.gguf_changes import CHANGES, NAMES, Change
+from detgen.models.gguf_changes import CHANGES, Change
 from detgen.models.gguf_configs import ELSE, FACTORS, not_understood
 from detgen.models.gguf_families import GGUF_FAMILIES, config_of
 from detgen.models.gguf_header import Header
@@ -47,6 +47,7 @@ _CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is lo
 # Architectures whose joined queries, keys and values lie in another order there, or whose experts' corrections are not
 # taken over.
 _OTHERWISE = {"bloom", "falcon", "minimax-m2"}
+_CORRECTIONS = "e_score_correction_bias", "expert_bias"  # of experts' scores: buffers, of which a file has the numbers
 _COLUMNS = "columns"  # what follows a tensor's name where an order is of its columns
 # Texts of the tokens that end a sequence, of which a file has one, by its architecture.
 _ENDS = {
@@ -146,6 +147,7 @@ def empty_model(
     changes = {} if family is None else family.changes(config)
     wanted, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     places: dict[str, Lying] = {}
+    found: set[str] = set()  # of buffers
     joined: dict[str, dict[int, Place]] = defaultdict(dict)
     for tensor, entry in header.tensors.items():
         place = Place(path, entry.kind, entry.shape, entry.at, tensor)
@@ -158,8 +160,9 @@ def empty_model(
         name, part = names.of(tensor)
         if name is not None and name in buffers:
             _check_shape(tensor, place.shape, buffers[name].shape)
+            found.add(name)
             buffers[name].data = as_tensor(floats(whole(place.read())))
-        elif name is None or name not in wanted:
+        elif name is None or name not in wanted or name in places or part in joined[name]:
             raise ValueError(f"its settings describe no such weights as {tensor}")
         elif part is not None:
             joined[name][part] = place
@@ -168,10 +171,13 @@ def empty_model(
             places[name], shape = _converted(place, processor, tensor) if change is None else _changed(place, change)
             _check_shape(tensor, shape, wanted[name].shape)
     for name, parts in joined.items():
+        if not parts:
+            continue
         change = changes.get(_part_of(name), Change())
         if (lying := _joined(model, name, wanted[name].shape, parts, change)) is not None:
             places[name] = lying
-    if missing := sorted(wanted.keys() - places.keys()):
+    needed = wanted.keys() | {name for name in buffers if name.endswith(_CORRECTIONS)}
+    if missing := sorted(needed - places.keys() - found):
         raise ValueError(f"weights are missing: {missing[0]}")
     _check_rotation(model, header)
     return model, Reader(model, places, dtype)
@@ -227,9 +233,9 @@ def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]] 
         made = places[name] = {"tensors": [part.name for part in parts], "joined": None}
         for part in parts:
             if part.change is not None:
-                if part.change not in NAMES:
+                if not isinstance(part.change, str):
                     return None
-                made["change"] = NAMES[part.change]
+                made["change"] = part.change
             for key, order in ((part.name, part.order), (f"{part.name} {_COLUMNS}", part.columns)):
                 if order is not None:
                     orders[key] = order
@@ -253,7 +259,7 @@ def reader_of(
     """What reads the weights of a model whose parameters have no memory, from where `kept_places` has them."""
 
     def lying(name: str) -> Lying:
-        found, change = [], CHANGES.get(places[name].get("change", ""))
+        found, change = [], places[name].get("change")
         for tensor in places[name]["tensors"]:
             entry, columns = header.tensors[tensor], orders.get(f"{tensor} {_COLUMNS}")
             found.append(Place(path, entry.kind, entry.shape, entry.at, tensor, orders.get(tensor), columns, change))
@@ -296,9 +302,10 @@ def _changed(place: Place, change: Change) -> tuple[Place, tuple[int, ...]]:
         if order is not None and len(order) != size:
             raise ValueError(f"the weights do not fit its settings: {place.name} has the shape {place.shape}")
         orders.append(None if order is None or np.array_equal(order, np.arange(size)) else order)
-    by = CHANGES.get(change.by)
-    made = place._replace(order=orders[0], columns=orders[1], change=by)
-    return made, place.shape if by is None else by(np.broadcast_to(np.float32(-1), place.shape)).shape
+    made = place._replace(order=orders[0], columns=orders[1], change=change.by)
+    if change.by is None:
+        return made, place.shape
+    return made, CHANGES[change.by](np.broadcast_to(np.float32(-1), place.shape)).shape
 
 
 def _processed(processor: Any, name: str, weights: np.ndarray) -> np.ndarray:
@@ -307,8 +314,13 @@ def _processed(processor: Any, name: str, weights: np.ndarray) -> np.ndarray:
 
 
 def _divide_frequencies(model: Any, factors: np.ndarray) -> None:
-    """Stretch a rotary embedding as Llama 3.1's is; the file has the factors worked out."""
-    rotary = model.model.rotary_emb
+    """Stretch a rotary embedding as Llama 3.1's is; the file has the factors worked out.
+
+    Raises:
+        ValueError: if the model has none.
+    """
+    if (rotary := getattr(getattr(model, "model", None), "rotary_emb", None)) is None:
+        raise ValueError(f"its settings describe no such weights as {FACTORS}")
     rotary.inv_freq = rotary.inv_freq / as_tensor(factors)
     rotary.original_inv_freq = rotary.inv_freq
     rotary.config.rope_parameters["frequency_factors"] = factors.tolist()

@@ -6,8 +6,9 @@ from typing import Any
 
 from detgen.kernels.c.quantizing import Form
 from detgen.models.parts import Mamba
+from detgen.models.rates import negative_powers
 from detgen.models.short_convolution_steps import Taps
-from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, negative_powers, side_by_side, taken
+from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, side_by_side, taken
 from detgen.program import steps
 from detgen.program.operands import Activation, Buffer, Into
 from detgen.program.program import Program

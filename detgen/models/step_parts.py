@@ -16,7 +16,7 @@ from detgen.models.parts import Linear, Norm
 from detgen.models.rotary import Rotary
 from detgen.models.tuning import Tuning
 from detgen.program import steps
-from detgen.program.arrays import Array, array, each, import_torch, tensor
+from detgen.program.arrays import Array, each
 from detgen.program.operands import Buffer, Into, Weight
 from detgen.program.program import Program
 
@@ -150,14 +150,6 @@ def kept(weight: Weight, keep: Keep) -> Weight:
     """The same weight, its arrays where they are kept."""
     found: Weight = each(weight, keep)
     return found
-
-
-def negative_powers(exponents: np.ndarray) -> np.ndarray:
-    """-e^x, float32, as docs/numerics.md states the exponential."""
-    import_torch()
-    from detgen.program.arithmetic import exponential
-
-    return array(-exponential(tensor(exponents)))
 
 
 def wanted_of(x: Buffer) -> Buffer:

@@ -14,6 +14,7 @@ import numpy as np
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Quantized, cat, in_turns, rows_of
+from detgen.models.gguf_changes import CHANGES
 from detgen.models.gguf_kinds import NAMED, Kind
 from detgen.models.skeleton import Parameter
 from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, array, floats, placeholder, tensor, torch_dtype
@@ -89,7 +90,7 @@ class Place(NamedTuple):
         name: that the file has for it.
         order: which of its rows comes first, second and so on; None leaves them.
         columns: which of its columns does, likewise.
-        change: makes float32 numbers, in that order, what the model takes; None leaves them.
+        change: makes float32 numbers, in that order, what the model takes, or one of `CHANGES`; None leaves them.
     """
 
     path: Path
@@ -99,7 +100,7 @@ class Place(NamedTuple):
     name: str = ""
     order: np.ndarray | None = None
     columns: np.ndarray | None = None
-    change: Callable[[np.ndarray], np.ndarray] | None = None
+    change: str | Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -146,7 +147,8 @@ class Place(NamedTuple):
         if self.columns is not None:
             weight = weight.columns(self.columns) if isinstance(weight, Quantized) else weight[..., self.columns]
         if self.change is not None:
-            weight = np.ascontiguousarray(self.change(floats(whole(weight))))
+            changed = CHANGES[self.change] if isinstance(self.change, str) else self.change
+            weight = np.ascontiguousarray(changed(floats(whole(weight))))
         return weight
 
     def _made(self, data: np.ndarray) -> Weight:

@@ -85,6 +85,7 @@ def drawn(config: Any, path: Path, folder: Path, settings: dict[str, Any]) -> Pa
 
 def _write_settings(writer: Any, architecture: str, settings: Mapping[str, Any]) -> None:
     of = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+    of[bool] = writer.add_bool
     for key, value in settings.items():
         of[type(value)](f"{architecture}.{key}", value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import transformers as hf
 from helpers.examples import examples, usual
-from helpers.families import NETS
+from helpers.families import CONVOLVED, MULTIPLIED, NEMOTRON_H, NETS, SCANNED, SPACES
 from helpers.gguf_files import bits_of, check_same, loaded, plain_tokenizer, write_vocabulary, written
 from helpers.small_models import STORED
 from hypothesis import given
@@ -23,9 +24,8 @@ from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
-from detgen.models.gguf_changes import logarithms
 from detgen.models.loading import load_model
-from detgen.models.step_parts import negative_powers
+from detgen.models.rates import logarithms, negative_powers
 from detgen.models.stored import damaged, whole
 
 Numbers = np.ndarray
@@ -46,27 +46,111 @@ class Family(NamedTuple):
     changed: Callable[[str, Numbers, Any], Written]
 
 
-def told_of_heads(config: Any) -> dict[str, Any]:
-    """What all models with attentions have."""
-    return {
-        "block_count": config.num_hidden_layers,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+NAMED = {  # settings, and what configurations call them, one way or another
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps layer_norm_epsilon",
+    "expert_count": "num_experts num_local_experts n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size shared_intermediate_size moe_shared_expert_intermediate_size"
+    ),
+    "ssm.conv_kernel": "linear_conv_kernel_dim mamba_d_conv conv_kernel",
+    "ssm.state_size": "linear_key_head_dim mamba_d_state ssm_state_size state_size",
+    "ssm.group_count": "linear_num_key_heads mamba_n_groups n_groups",
+    "ssm.time_step_rank": (
+        "linear_num_value_heads mamba_n_heads mamba_num_heads num_heads mamba_dt_rank time_step_rank"
+    ),
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+    "shortconv.l_cache": "conv_L_cache",
+    "leading_dense_block_count": "num_dense_layers",
+}
+
+
+def told_of(config: Any, *parts: str) -> dict[str, Any]:
+    """Settings of those names, and those whose names begin so."""
+    found = {}
+    for key, names in NAMED.items():
+        if key.startswith(parts):
+            found[key] = next((getattr(config, name) for name in names.split() if hasattr(config, name)), None)
+    return found
+
+
+SIZES_OF_ALL = "block_count", "embedding_length", "attention.layer_norm"
+OF_ATTENTIONS = *SIZES_OF_ALL, "context_length", "feed_forward_length", "attention.head_count"
+
+
+def told_of_kinds(config: Any, *parts: str) -> dict[str, Any]:
+    """Those of hybrids, whose layers without attention have no keys."""
+    kept = [config.num_key_value_heads * (kind == "full_attention") for kind in config.layer_types]
+    return told_of(config, *OF_ATTENTIONS, "expert", *parts) | {"attention.head_count_kv": kept}
+
+
+def told_of_convolutions(config: Any) -> dict[str, Any]:
+    more = {"expert_gating_func": 2, "rope.freq_base": config.rope_parameters["rope_theta"], "vocab_size": 4096}
+    return told_of_kinds(config, "shortconv", "leading_dense") | more
+
+
+def told_of_granite(config: Any) -> dict[str, Any]:
+    return told_of_kinds(config, "ssm", "attention", "embedding", "residual", "logit") | {
+        "ssm.inner_size": config.mamba_expand * config.hidden_size,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+        "rope.scaling.finetuned": config.position_embedding_type == "rope",
+        "rope.dimension_count": config.hidden_size // config.num_attention_heads,
     }
 
 
+def told_of_nemotron(config: Any) -> dict[str, Any]:
+    dense = "mlp" in config.layer_types
+    width = config.intermediate_size if dense else config.moe_intermediate_size
+    return told_of_kinds(config, "ssm") | {
+        "feed_forward_length": [width * (kind in ("mlp", "moe")) for kind in config.layer_types],
+        "expert_shared_count": config.n_shared_experts,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+        "rope.scaling.finetuned": False,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+    }
+
+
+def told_of_falcon(config: Any) -> dict[str, Any]:
+    return told_of(config, *OF_ATTENTIONS, "ssm") | {
+        "ssm.inner_size": config.mamba_d_ssm,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+    }
+
+
+def told_of_mamba(config: Any) -> dict[str, Any]:
+    return told_of(config, *SIZES_OF_ALL, "ssm") | {
+        "ssm.inner_size": config.expand * config.hidden_size,
+        "ssm.dt_b_c_rms": None if config.model_type == "mamba2" else config.model_type == "falcon_mamba",
+        **{"context_length": 1 << 20, "feed_forward_length": 0, "attention.head_count": 0},
+    }
+
+
+def told_of_jamba(config: Any) -> dict[str, Any]:
+    more = {"ssm.inner_size": config.mamba_expand * config.hidden_size, "expert_feed_forward_length": None}
+    return told_of_kinds(config, "ssm") | more
+
+
 def told_of_nets(config: Any) -> dict[str, Any]:
-    rope, dense = config.rope_parameters, not hasattr(config, "num_experts")
+    rope = config.rope_parameters
     yarn = rope["rope_type"] == "yarn"
-    return told_of_heads(config) | {
-        "feed_forward_length": config.intermediate_size if dense else None,
-        "expert_count": None if dense else config.num_experts,
-        "expert_used_count": None if dense else config.num_experts_per_tok,
-        "expert_feed_forward_length": None if dense else config.moe_intermediate_size,
-        "expert_shared_feed_forward_length": None if dense else config.shared_expert_intermediate_size,
+    return told_of(config, *OF_ATTENTIONS, "expert", "ssm") | {
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "attention.recurrent_layers": [kind == "linear_attention" for kind in config.layer_types],
@@ -77,10 +161,6 @@ def told_of_nets(config: Any) -> dict[str, Any]:
         "rope.scaling.type": "yarn" if yarn else None,
         "rope.scaling.factor": rope.get("factor"),
         "rope.scaling.original_context_length": rope.get("original_max_position_embeddings"),
-        "ssm.conv_kernel": config.linear_conv_kernel_dim,
-        "ssm.state_size": config.linear_key_head_dim,
-        "ssm.group_count": config.linear_num_key_heads,
-        "ssm.time_step_rank": config.linear_num_value_heads,
         "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
     }
 
@@ -130,7 +210,53 @@ def tiled_changed(name: str, numbers: Numbers, config: Any) -> Written:
     yield from nets_changed(name, numbers, config)
 
 
+def convolutions_changed(name: str, numbers: Numbers, _: Any) -> Written:
+    yield from simply(name.replace("expert_bias", "expert_bias.bias"), numbers)
+
+
+def in_pairs(numbers: Numbers, heads: int) -> Numbers:
+    """Rows of queries, or of keys: those that are rotated together come together."""
+    return np.ascontiguousarray(numbers.reshape(heads, 2, -1, numbers.shape[1]).swapaxes(1, 2)).reshape(numbers.shape)
+
+
+def mixers_changed(name: str, numbers: Numbers, config: Any) -> Written:
+    """Mamba-2: heads, and groups, have a dimension of their own; what hybrids have besides."""
+    groups = getattr(config, "n_groups", getattr(config, "mamba_n_groups", None))
+    name = name.replace("model.layers", "backbone.layers") if ".mixer." in name else name
+    if name.endswith(("A_log", ".D")):
+        yield from simply(name, numbers[:, None])
+    elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        yield name, numbers.reshape(groups, -1)
+    elif name.endswith(("q_proj.weight", "k_proj.weight")) and config.model_type != "falcon_h1":
+        heads = config.num_attention_heads if name.endswith("q_proj.weight") else config.num_key_value_heads
+        yield name, in_pairs(numbers, heads)
+    elif name.endswith("shared_mlp.input_linear.weight"):
+        of_all = "_shexp" if config.num_local_experts else ""
+        for part, half in zip(("gate", "up"), np.split(numbers, 2), strict=True):
+            yield f"blk.{name.split('.')[2]}.ffn_{part}{of_all}.weight", half
+    elif name.endswith("shared_mlp.output_linear.weight") and not config.num_local_experts:
+        yield f"blk.{name.split('.')[2]}.ffn_down.weight", numbers
+    else:
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = name.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
+        of_experts = name.replace("backbone", "model").replace(".mixer.experts", ".mlp.experts")
+        of_experts = of_experts.replace("block_sparse_moe.experts", "mlp.experts")
+        yield from simply(of_experts if "experts." in name and "shared" not in name else name, numbers)
+
+
+def scans_changed(name: str, numbers: Numbers, _: Any) -> Written:
+    yield from simply(name.replace("feed_forward.experts", "mlp.experts"), numbers)
+
+
 FAMILIES = {
+    "lfm2moe": Family("lfm2moe", told_of_convolutions, convolutions_changed),
+    "granitehybrid": Family("granitehybrid", told_of_granite, mixers_changed),
+    "falcon-h1": Family("falcon-h1", told_of_falcon, mixers_changed),
+    "nemotron_h": Family("nemotron_h", told_of_nemotron, mixers_changed),
+    "nemotron_h_moe": Family("nemotron_h_moe", told_of_nemotron, mixers_changed),
+    "mamba2": Family("mamba2", told_of_mamba, mixers_changed),
+    "mamba": Family("mamba", told_of_mamba, scans_changed),
+    "jamba": Family("jamba", told_of_jamba, scans_changed),
     "qwen35": Family("qwen35", told_of_nets, tiled_changed),
     "qwen35moe": Family("qwen35moe", told_of_nets, tiled_changed),
     "qwen3next": Family("qwen3next", told_of_nets, nets_changed),
@@ -139,6 +265,11 @@ SIZES = NETS | STORED | {"num_hidden_layers": 4}
 MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 EXPERTS = MIXTURE | {"shared_expert_intermediate_size": 32}
 YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 64}
+HYBRID = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+NEMOTRON = NEMOTRON_H | STORED | {"head_dim": 18, "time_step_min": 1e-3}
+NEMOTRON = {name: value for name, value in NEMOTRON.items() if name != "num_hidden_layers"}
+SCAN = SCANNED | {name: STORED[name] for name in ("vocab_size", "pad_token_id", "eos_token_id")}
+MAMBA_2 = {**SCAN, "hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 2}
 WIDE = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_value_head_dim": 64}
 MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
     "qwen35": ("qwen35", lambda: hf.Qwen3_5TextConfig(**SIZES | WIDE, tie_word_embeddings=True)),
@@ -154,6 +285,66 @@ MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
         lambda: hf.Qwen3_5MoeTextConfig(**{k: SIZES[k] for k in SIZES.keys() - {"intermediate_size"}}, **EXPERTS),
     ),
     "qwen3next": ("qwen3next", lambda: hf.Qwen3NextConfig(**SIZES, **EXPERTS, norm_topk_prob=True)),
+    "lfm2moe": (
+        "lfm2moe",
+        lambda: hf.Lfm2MoeConfig(
+            **CONVOLVED | STORED | {"conv_bias": False, "num_hidden_layers": 3} | MIXTURE, num_dense_layers=1
+        ),
+    ),
+    "granitehybrid": (
+        "granitehybrid",
+        lambda: hf.GraniteMoeHybridConfig(
+            **SPACES | STORED | MULTIPLIED | HYBRID,
+            **{"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+        ),
+    ),
+    "granitehybrid without experts": (
+        "granitehybrid",
+        lambda: hf.GraniteMoeHybridConfig(
+            **SPACES | STORED | MULTIPLIED | HYBRID | {"mamba_conv_bias": False},
+            **{"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96},
+            **{"position_embedding_type": "rope", "tie_word_embeddings": True},
+        ),
+    ),
+    "falcon-h1": (
+        "falcon-h1",
+        lambda: hf.FalconH1Config(
+            **SPACES | STORED | {"num_hidden_layers": 2},
+            **{"mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "head_dim": 20},
+        ),
+    ),
+    "falcon-h1 with biases": (
+        "falcon-h1",
+        lambda: hf.FalconH1Config(
+            **SPACES | STORED | {"num_hidden_layers": 2, "mamba_d_ssm": 64, "mamba_d_head": 8, "head_dim": 16},
+            **{"projectors_bias": True, "mlp_bias": True, "attention_bias": True, "mamba_proj_bias": True},
+        ),
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        lambda: hf.NemotronHConfig(
+            **NEMOTRON | {"mlp_bias": True, "attention_bias": False},
+            layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+        ),
+    ),
+    "nemotron_h_moe": (
+        "nemotron_h_moe",
+        lambda: hf.NemotronHConfig(
+            **NEMOTRON | {"n_group": 3, "topk_group": 2, "norm_topk_prob": False},
+            layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+        ),
+    ),
+    "mamba2": ("mamba2", lambda: hf.Mamba2Config(**MAMBA_2, use_bias=True, tie_word_embeddings=False)),
+    "mamba": ("mamba", lambda: hf.MambaConfig(**SCAN, use_bias=True, use_conv_bias=False)),
+    "falcon mamba": ("mamba", lambda: hf.FalconMambaConfig(**SCAN, tie_word_embeddings=False)),
+    "jamba": (
+        "jamba",
+        lambda: hf.JambaConfig(
+            **STORED | MIXTURE | {"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1},
+            **{"expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 12, "mamba_d_conv": 3},
+            mamba_dt_rank=10,
+        ),
+    ),
 }
 
 
@@ -166,7 +357,8 @@ def tensors_of(folder: Path, family: Family, config: Any) -> Written:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for changed, numbers in family.changed(name, parameter.numpy(), config):
-            found = names.get_name(changed, try_suffixes=(".weight", ".bias"))
+            named = changed.startswith("blk.")
+            found = changed if named else names.get_name(changed, try_suffixes=(".weight", ".bias"))
             assert found is not None, changed
             yield found + ".weight" * found.endswith("exps"), numbers
 
@@ -187,7 +379,7 @@ def folders(random_model: Callable[..., Path]) -> Callable[[str], Path]:
     return cache(lambda name: plain_tokenizer(random_model(MODELS[name][1]())))
 
 
-USUAL = ["qwen35", "qwen3next"]
+USUAL = ["qwen35", "qwen3next", "lfm2moe", "granitehybrid", "nemotron_h_moe", "jamba"]
 
 
 @pytest.mark.parametrize("name", usual(USUAL, MODELS))
@@ -195,7 +387,7 @@ def test_float32_gives_the_bits_of_the_folder(name: str, folders: Callable[[str]
     check_same(made(name, folders(name), tmp_path / "model.gguf"), folders(name))
 
 
-@pytest.mark.parametrize("name", usual(USUAL, MODELS))
+@pytest.mark.parametrize("name", usual(["qwen35", "qwen3next", "nemotron_h_moe"], MODELS))
 def test_a_second_start_gives_the_bits_of_the_first(
     name: str, folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +403,10 @@ def test_a_second_start_gives_the_bits_of_the_first(
 KINDS = ("Q8_0", "Q4_1"), ("Q5_0", "BF16", "F16")
 
 
-@pytest.mark.parametrize(("name", "kinds"), usual([("qwen35", KINDS[0])], [(n, k) for n in MODELS for k in KINDS]))
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    usual([("qwen35", KINDS[0]), ("granitehybrid", KINDS[1])], product(MODELS, KINDS)),
+)
 def test_stored_weights_stand_for_their_numbers(
     name: str, kinds: tuple[str, ...], folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -247,6 +442,30 @@ def test_layers_that_draft_are_not_read(folders: Callable[[str], Path], tmp_path
         ("qwen35", {}, {"blk.4.attn_norm.weight": np.ones(64, "f4")}, r"no such weights as blk\.4\.attn_norm\.weight"),
         ("qwen3next", {}, {"blk.0.attn_gate.weight": None}, r"weights are missing: .*in_proj_qkvz"),
         ("qwen3next", {"expert_gating_func": 2}, {}, r"expert_gating_func = 2 is not understood"),
+        ("lfm2moe", {"expert_gating_func": 1}, {}, r"expert_gating_func = 1 is not understood"),
+        ("lfm2moe", {"expert_weights_scale": 2.5}, {}, r"expert_weights_scale = 2\.5 is not understood"),
+        ("lfm2moe", {"rope.dimension_count": 8}, {}, r"rope\.dimension_count = 8 is not understood"),
+        ("lfm2moe", {"attention.head_count_kv": [0, 2, 1]}, {}, r"head_count_kv = \(0, 2, 1\) is not understood"),
+        ("lfm2moe", {}, {"blk.1.exp_probs_b.bias": None}, r"weights are missing: .*\.1\.feed_forward\.expert_bias"),
+        ("granitehybrid", {"attention.scale": None}, {}, r"attention\.scale is missing"),
+        ("granitehybrid", {"ssm.inner_size": 136}, {}, r"ssm\.inner_size = 136 is not understood"),
+        ("granitehybrid", {"ssm.group_count": 3}, {}, r"ssm\.group_count = 3 is not understood"),
+        ("granitehybrid", {"attention.head_count_kv": 2}, {}, r"describe no such weights as blk\.0\.ssm"),
+        ("granitehybrid", {}, {"blk.0.ffn_up_shexp.weight": None}, r"weights are missing: .*shared_mlp\.input_linear"),
+        (
+            "granitehybrid",
+            {},
+            {"blk.0.ffn_up.weight": np.ones((32, 64), "f4")},
+            r"no such weights as blk\.0\.ffn_up\w*",
+        ),
+        ("granitehybrid", {}, {"rope_freqs.weight": np.ones(8, "f4")}, r"no such weights as rope_freqs\.weight"),
+        ("nemotron_h_moe", {"rope.scaling.finetuned": True}, {}, r"rope\.scaling\.finetuned = True is not understood"),
+        ("nemotron_h_moe", {"moe_latent_size": 8}, {}, r"moe_latent_size = 8 is not understood"),
+        ("nemotron_h_moe", {"attention.layer_norm_epsilon": 0.5}, {}, r"layer_norm_rms_epsilon = \[.*\] is not under"),
+        ("nemotron_h_moe", {"feed_forward_length": [0, 64, 64, 64]}, {}, r"head_count_kv = .* is not understood"),
+        ("jamba", {"attention.head_count_kv": [0, 2, 2, 0]}, {}, r"block_count = 4 is not understood"),
+        ("mamba", {"attention.head_count": 4}, {}, r"attention\.head_count = 4 is not understood"),
+        ("falcon-h1", {}, {"output.weight": None}, r"weights are missing: output\.weight"),
         ("qwen3next", {"ssm.state_size": 13}, {}, r"do not fit its settings: blk\.0\.\w+\.weight"),
     ],
 )
