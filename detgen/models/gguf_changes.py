@@ -27,6 +27,8 @@ class Change(NamedTuple):
 CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "less one": lambda x: x - 1,
     "logarithm": logarithms,
+    "turned": lambda x: x.T,
+    "in one row": lambda x: x[None],
     "flat": np.ravel,
     "flat logarithm": lambda x: logarithms(x).ravel(),
     "in rows of one": lambda x: x[:, None],

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from detgen.models import gguf_dense as dense
 from detgen.models import gguf_mambas as mambas
+from detgen.models import gguf_mixtures as mixtures
 from detgen.models import gguf_nets as nets
 from detgen.models import gguf_scans as scans
 from detgen.models.gguf_changes import Change
@@ -31,15 +33,38 @@ class GgufFamily(NamedTuple):
         names: parameters of a layer, and which part of one, by what a tensor is called of which the tables say
             nothing, or something else.
         changes: makes, of the configuration, what becomes of tensors, by such names; of one with parts, by its own.
+        tokenized: whether transformers makes a byte-level tokenizer, as it does all others.
     """
 
     make: Callable[[Said, Header, Path], PreTrainedConfig]
     like: str = ""
     names: Mapping[str, tuple[str, int | None]] = MappingProxyType({})
     changes: Callable[[Any], Mapping[str, Change]] = lambda _: {}
+    tokenized: bool = False
 
 
-STATES = {
+GGUF_FAMILIES = {
+    "gpt-oss": GgufFamily(gpt_oss, tokenized=True),
+    "gemma4": GgufFamily(gemma4, tokenized=True),
+    "gemma": GgufFamily(dense.gemma, "gemma2", tokenized=True),
+    "granite": GgufFamily(dense.granite, "llama"),
+    "smollm3": GgufFamily(dense.smollm3, "llama"),
+    "olmo": GgufFamily(dense.olmo, "llama"),
+    "olmo2": GgufFamily(dense.olmo2),
+    "glm4": GgufFamily(dense.glm4),
+    "mistral3": GgufFamily(dense.mistral3, "llama"),
+    "cohere2": GgufFamily(dense.cohere2),
+    "exaone4": GgufFamily(dense.exaone4),
+    "seed_oss": GgufFamily(dense.seed_oss),
+    "arcee": GgufFamily(dense.arcee, "llama"),
+    "hunyuan-dense": GgufFamily(dense.hunyuan),
+    "granitemoe": GgufFamily(mixtures.granitemoe, "llama", mixtures.GRANITE_NAMES),
+    "glm4moe": GgufFamily(mixtures.glm4moe, names=mixtures.CORRECTED),
+    "deepseek2": GgufFamily(mixtures.deepseek2, names=mixtures.CORRECTED | mixtures.LATENT),
+    "dots1": GgufFamily(mixtures.dots1, names=mixtures.CORRECTED),
+    "hunyuan-moe": GgufFamily(mixtures.hunyuan_moe),
+    "llama4": GgufFamily(mixtures.llama4),
+    "olmoe": GgufFamily(mixtures.olmoe),
     "qwen35": GgufFamily(nets.qwen35, names=nets.DELTA_NAMES, changes=nets.tiled_nets),
     "qwen35moe": GgufFamily(nets.qwen35moe, names=nets.DELTA_NAMES, changes=nets.tiled_nets),
     "qwen3next": GgufFamily(nets.qwen3next, names=nets.DELTA_NAMES | nets.JOINED_NAMES, changes=nets.nets),
@@ -51,11 +76,6 @@ STATES = {
     "mamba2": GgufFamily(mambas.mamba2, names=mambas.MAMBA_2_NAMES, changes=mambas.mixers),
     "mamba": GgufFamily(scans.mamba, changes=scans.scans),
     "jamba": GgufFamily(scans.jamba, changes=scans.scans),
-}
-GGUF_FAMILIES = {
-    "gpt-oss": GgufFamily(gpt_oss),
-    "gemma4": GgufFamily(gemma4),
-    **STATES,
 }
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,8 @@ from detgen.models.gguf_configs import ELSE, FACTORS, not_understood
 from detgen.models.gguf_families import GGUF_FAMILIES, config_of
 from detgen.models.gguf_header import Header
 from detgen.models.gguf_splits import BEGINS, take_texts, way_of
-from detgen.models.stored import Below, Lying, Place, Reader, SideBySide, turned, whole, without_weights
+from detgen.models.gguf_tokenizer import own_tokenizer
+from detgen.models.stored import Below, Heads, Lying, Place, Reader, SideBySide, turned, whole, without_weights
 from detgen.program.arrays import FLOAT32, floats
 from detgen.program.arrays import tensor as as_tensor
 
@@ -68,6 +68,8 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
     from detgen.models.gguf_quickly import quick_gguf
 
     config, way = config_of(header, path), way_of(header)
+    if config is not None and way is not None and not GGUF_FAMILIES[header.architecture].tokenized:
+        return config, own_tokenizer(header, path)
     # By itself, so that no file beside it has a say.
     with TemporaryDirectory() as folder, quick_gguf():
         (Path(folder) / "model.gguf").symlink_to(path.resolve())
@@ -190,7 +192,7 @@ def _part_of(name: str) -> str:
 
 def _joined(
     model: Any, name: str, shape: tuple[int, ...], parts: Mapping[int, Place], change: Change
-) -> SideBySide | Below | None:
+) -> SideBySide | Below | Heads | None:
     """The weights of experts, or biases, of which a file has the parts, or rows; None if one is missing.
 
     Args:
@@ -204,6 +206,12 @@ def _joined(
         ValueError: if one has another shape.
     """
     module = model.get_submodule(name.rpartition(".")[0])
+    if "kv_b_proj" in name:
+        if len(parts) < 2:
+            return None
+        heads = Heads((parts[0], parts[1]))
+        _check_shape(heads.parts[0].name, heads.shape, shape)
+        return heads
     if name.endswith(".weight"):
         below = Below(tuple(part for _, part in sorted(parts.items())), change.order)
         if len(parts) > 1:
@@ -221,11 +229,8 @@ def _joined(
     return SideBySide(tuple(parts[i] for i in range(count)), in_turns, other)
 
 
-def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-    """Where the weights lie that `empty_model` has found, as data that JSON can hold, and orders of rows by names.
-
-    None if some are changed when they are read, in a way that only transformers knows.
-    """
+def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Where the weights lie that `empty_model` has found, as data that JSON can hold, and orders of rows by names."""
     places: dict[str, Any] = {}
     orders: dict[str, np.ndarray] = {}
     for name, lying in reader.places.items():
@@ -233,14 +238,14 @@ def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]] 
         made = places[name] = {"tensors": [part.name for part in parts], "joined": None}
         for part in parts:
             if part.change is not None:
-                if not isinstance(part.change, str):
-                    return None
                 made["change"] = part.change
             for key, order in ((part.name, part.order), (f"{part.name} {_COLUMNS}", part.columns)):
                 if order is not None:
                     orders[key] = order
         if isinstance(lying, SideBySide):
             made["joined"] = [lying.in_turns, lying.turned]
+        if isinstance(lying, Heads):
+            made["joined"] = "heads"
         if isinstance(lying, Below):
             made["joined"] = []
             if lying.order is not None:
@@ -265,6 +270,8 @@ def reader_of(
             found.append(Place(path, entry.kind, entry.shape, entry.at, tensor, orders.get(tensor), columns, change))
         if (joined := places[name]["joined"]) is None:
             return found[0]
+        if joined == "heads":
+            return Heads((found[0], found[1]))
         return SideBySide(tuple(found), *joined) if joined else Below(tuple(found), orders.get(name))
 
     return Reader(model, {name: lying(name) for name in places}, dtype)
@@ -280,15 +287,21 @@ def _converted(place: Place, processor: Any, name: str) -> tuple[Place, tuple[in
     """A tensor as transformers' model takes it, and its shape there.
 
     Whether its processor of the family reorders rows, or does something else, is seen by what becomes of numbers.
+
+    Raises:
+        ValueError: if that is nothing known.
     """
-    rows = place.shape[0]
-    sample = np.arange(rows, dtype=np.float32)[:, None] if len(place.shape) > 1 else np.arange(rows, dtype=np.float32)
+    rows, columns = place.shape[0], [2] * (len(place.shape) - 1)
+    sample = -1 - np.arange(rows * 2 ** len(columns), dtype=np.float32).reshape(rows, *columns)
     made = _processed(processor, name, sample)
-    if made.shape == sample.shape and np.array_equal(np.sort(made, axis=0), sample):
-        same = np.array_equal(made, sample)
-        return (place if same else place._replace(order=made.reshape(-1).astype(np.int64))), place.shape
-    change = partial(_processed, processor, name)
-    return place._replace(change=change), change(np.broadcast_to(np.float32(0), place.shape)).shape
+    if made.shape == sample.shape:
+        order = ((-1 - made.reshape(rows, -1)[:, 0]) // 2 ** len(columns)).astype(np.int64)
+        if sorted(order) == list(range(rows)) and np.array_equal(sample[order], made):
+            return (place if np.array_equal(sample, made) else place._replace(order=order)), place.shape
+    for by, changed in CHANGES.items():
+        if np.array_equal(changed(sample), made):
+            return place._replace(change=by), changed(np.broadcast_to(np.float32(-1), place.shape)).shape
+    raise ValueError(f"what its {name} stands for is not understood here; {ELSE}")
 
 
 def _changed(place: Place, change: Change) -> tuple[Place, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from detgen.models.gguf_header import Header
 
@@ -19,10 +19,10 @@ _UNNAMED = {"gpt2", "starcoder2"}
 _ENDINGS, _SPACES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_AFTER = r" ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_LLAMA_3 = rf"{_ENDINGS}|{_WORD}|\p{{N}}{{1,3}}|{_MARKS}"
-_QWEN_2 = rf"{_ENDINGS}|{_WORD}|\p{{N}}|{_MARKS}"
+_LLAMA_3 = rf"{_ENDINGS}|{_WORD}|\p{{N}}{{1,3}}|{_AFTER}"
+_QWEN_2 = rf"{_ENDINGS}|{_WORD}|\p{{N}}|{_AFTER}"
 _QWEN_35 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _BY_CASE = r"[^\r\n\p{{L}}\p{{N}}]?{0}*{1}+{2}|[^\r\n\p{{L}}\p{{N}}]?{0}+{1}*{2}"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
@@ -36,7 +36,23 @@ _DEEPSEEK_3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
     + _SPACES,
 )
-_CHINESE = "[一-龥ࠀ-一가-퟿]+"
+# Letters that DeepSeek's first tokenizers know: of scripts with upper and lower case, and others of East Asia.
+_CASED = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
+    "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-"
+    "\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec"
+    "\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-"
+    "\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"
+    "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17"
+    "\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-"
+    "\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_ASIAN = "\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff"
+_MARKS = "!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
+
+_EAST_ASIAN = f"[{_ASIAN}]+"
 _DIGITS = r"\p{N}"
 
 
@@ -47,29 +63,35 @@ class Way(NamedTuple):
         splits: patterns; each splits what those before it left, and what it does not match stays a piece.
         whole: whether a piece that is an entry of the vocabulary is that token, whatever merges make of it.
         begins: whether a text begins with the token that begins texts, where a file does not say.
+        composed: whether letters and their marks become single letters before.
     """
 
     splits: tuple[str, ...]
     whole: bool = False
     begins: bool = False
+    composed: bool = False
 
 
 WAYS = {
-    **dict.fromkeys(("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "mpt", "olmo", "jais"), Way((_GPT_2,))),
+    **dict.fromkeys(("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "mpt", "jais"), Way((_GPT_2,))),
     **dict.fromkeys(("trillion", "granite-docling", "exaone4"), Way((_GPT_2,))),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), Way((_DIGITS, _GPT_2))),
+    "olmo": Way((_GPT_2,), composed=True),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), Way((_DIGITS, _GPT_2))),
+    "command-r": Way((_DIGITS, _GPT_2), composed=True),
     **dict.fromkeys(("exaone", "minerva-7b", "mellum2"), Way((_DIGITS, _GPT_2))),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "pixtral", "lfm2"), Way((_LLAMA_3,), whole=True, begins=True)),
     **dict.fromkeys(("falcon3", "falcon-h1", "midm-2.0"), Way((_LLAMA_3,), whole=True)),
     **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe"), Way((_LLAMA_3,))),
     **dict.fromkeys(("glm4", "glm5"), Way((_LLAMA_3,), whole=True)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2"), Way((_QWEN_2,))),
+    "qwen2": Way((_QWEN_2,), composed=True),
+    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "megrez", "stablelm2"), Way((_QWEN_2,))),
     **dict.fromkeys(("hunyuan", "solar-open", "grok-2"), Way((_QWEN_2,))),
-    "qwen35": Way((_QWEN_35,)),
+    "qwen35": Way((_QWEN_35,), composed=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), Way((_GPT_4O,))),
     "tekken": Way((_TEKKEN,), whole=True, begins=True),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), Way(_DEEPSEEK_3)),
-    "deepseek-coder": Way((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE, _DIGITS)),
+    "deepseek-llm": Way((r"[\r\n]", rf"\s?[{_CASED}]+", rf"\s?[{_MARKS}]+", r"\s+$", _EAST_ASIAN, _DIGITS)),
+    "deepseek-coder": Way((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, _DIGITS)),
     "seed-coder": Way((_SEED,)),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), Way((_BAILING,))),
     "falcon": Way((r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2, "[0-9][0-9][0-9]")),
@@ -97,6 +119,8 @@ def take_texts(tokenizer: Tokenizer, way: Way) -> None:
     """Have a byte-level tokenizer take texts in a way."""
     model: Any = tokenizer.model
     model.ignore_merges = way.whole
+    if way.composed:
+        tokenizer.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(split), "isolated") for split in way.splits]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, letters])

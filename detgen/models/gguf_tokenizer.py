@@ -16,6 +16,7 @@ from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf_configs import not_understood
 from detgen.models.gguf_header import Header, list_of
 from detgen.models.gguf_splits import Way, take_texts, way_of
+from detgen.models.kept_tokenizer import KeptTokenizer
 
 _PREFIX, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
 _CONTROL, _USER = 3, 4  # types of tokens
@@ -31,23 +32,45 @@ _KNOWN = {
 }
 
 
-def tokenizer_facts(header: Header, path: Path, *, adds_named: bool) -> dict[str, Any]:
+# Tokens of other kinds of models, and templates that a chat may ask for by name.
+_UNUSED = {
+    *(f"{_PREFIX}{name}_token_id" for name in ("mask", "cls", "seperator")),
+    *("tokenizer.chat_templates", f"{_TEMPLATE}.tool_use", f"{_TEMPLATE}.rag"),
+}
+
+
+def own_tokenizer(header: Header, path: Path) -> KeptTokenizer:
+    """The byte-level tokenizer of a file, as it says it, where transformers would take some tokens for others.
+
+    Raises:
+        ValueError: names what is not understood.
+    """
+
+    def load() -> None:
+        raise AttributeError("transformers has no tokenizer for such a file")
+
+    return KeptTokenizer(tokenizer_facts(header, path, as_said=True), path, load)
+
+
+def tokenizer_facts(header: Header, path: Path, *, adds_named: bool = False, as_said: bool = False) -> dict[str, Any]:
     """The facts of which `KeptTokenizer` is made.
 
     Args:
         header: of the file.
         path: of it.
         adds_named: whether the family's tokenizer adds tokens that have a name once more, as Qwen's does.
+        as_said: whether tokens that stand for themselves are those that the file says; transformers takes those that
+            are not spelled as other tokens are for such, and adds GPT-2's own.
 
     Raises:
         ValueError: if something is not understood.
         Exception: what the tokenizers library raises, if it makes no tokenizer.
     """
-    said, template = _said(header)
+    said, template = _said(header, _UNUSED if as_said else set())
     tokens, types, merges = (list_of(path, header, _PREFIX + name) for name in ("tokens", "token_type", "merges"))
     way = way_of(header)
     assert way is not None, "it was asked before whether it is one"
-    made = _made(tokens, types, merges, way)
+    made = _made(tokens, types, merges, way, as_said=as_said)
     named = {name: tokens[said[key]] for name, of in _NAMED.items() if (key := f"{of}_token_id") in said}
     once, there = list(dict.fromkeys(named.values())), {x.content for x in made.get_added_tokens_decoder().values()}
     made.add_tokens([AddedToken(text, special=True) for text in once if text not in there])
@@ -75,8 +98,8 @@ def tokenizer_facts(header: Header, path: Path, *, adds_named: bool) -> dict[str
     }
 
 
-def _said(header: Header) -> tuple[dict[str, Any], str | None]:
-    """What a file says of its tokenizer, all of it understood, and its chat template.
+def _said(header: Header, unused: set[str]) -> tuple[dict[str, Any], str | None]:
+    """What a file says of its tokenizer, all of it understood but for what matters to no text, and its chat template.
 
     Raises:
         ValueError: names what is not understood.
@@ -84,7 +107,7 @@ def _said(header: Header) -> tuple[dict[str, Any], str | None]:
     found: dict[str, Any] = {}
     for key, value in header.settings.items():
         name = key.removeprefix(_PREFIX)
-        if key == _TEMPLATE or not key.startswith("tokenizer."):
+        if key in (_TEMPLATE, *unused) or not key.startswith("tokenizer."):
             continue
         id_ = type(value) is int and 0 <= value < len(header.settings[f"{_PREFIX}tokens"])
         if name not in _KNOWN or (name in _FLAGS and type(value) is not bool) or (name.endswith("_id") and not id_):
@@ -96,21 +119,26 @@ def _said(header: Header) -> tuple[dict[str, Any], str | None]:
     return found, template
 
 
-def _made(tokens: list[str], types: list[int], merges: list[str], way: Way) -> Tokenizer:
+def _made(tokens: list[str], types: list[int], merges: list[str], way: Way, *, as_said: bool) -> Tokenizer:
     """The tokenizer without what it adds to texts."""
     letters = byte_letters()
     spelled = set(letters)
     written = tokens
     if not spelled.issuperset("".join(tokens)):
-        written = [x if spelled.issuperset(x) else "".join(letters[b] for b in x.encode()) for x in tokens]
+        themselves = (_CONTROL, _USER) if as_said else ()
+        written = [
+            x if kind in themselves or spelled.issuperset(x) else "".join(letters[b] for b in x.encode())
+            for x, kind in zip(tokens, types, strict=True)
+        ]
     pairs = [(first, second) for first, second in (merge.split(" ") for merge in merges)]
     vocabulary = dict(zip(written, range(len(written)), strict=True))
     made = Tokenizer(BPE(vocabulary, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
     take_texts(made, way)
     made.decoder = decoders.ByteLevel()
-    made.add_tokens([AddedToken("<|endoftext|>", special=True)])  # GPT-2's own, even where a file has none
+    if not as_said:
+        made.add_tokens([AddedToken("<|endoftext|>", special=True)])  # GPT-2's own, even where a file has none
     of_type = {kind: [x for x, own in zip(tokens, types, strict=True) if own == kind] for kind in (_CONTROL, _USER)}
-    control = [x for x in of_type[_CONTROL] if spelled.issuperset(x)]
+    control = [x for x in of_type[_CONTROL] if as_said or spelled.issuperset(x)]
     made.add_special_tokens([AddedToken(x, normalized=False, special=True) for x in control])
     used = [x for x in of_type[_USER] if made.token_to_id(x) is not None]
     made.add_tokens([AddedToken(x, normalized=False, special=False) for x in used])

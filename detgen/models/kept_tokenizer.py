@@ -41,6 +41,8 @@ def facts_of(tokenizer: Any, place: Path) -> dict[str, Any] | None:
         tokenizer: of transformers.
         place: folder or file of the model.
     """
+    if isinstance(tokenizer, KeptTokenizer):
+        return {name: getattr(tokenizer, name) for name in _FACTS} | {"state": tokenizer.backend_tokenizer.to_str()}
     from transformers import TokenizersBackend
 
     kind = type(tokenizer)

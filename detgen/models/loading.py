@@ -382,8 +382,9 @@ def _load_gguf(
         digest = model_digest(path, observer, trusted=False)
     context, eos = context_of(config), gguf_models.ends(header, tokenizer)
     loaded = LoadedModel(name, model, tokenizer, digest, context, eos, read=read, dtype=dtype)
-    if at is not None and (places := gguf_models.kept_places(read)):
-        loaded = _keeping(loaded, at, path, {"places": places[0]}, places[1])
+    if at is not None:
+        places, orders = gguf_models.kept_places(read)
+        loaded = _keeping(loaded, at, path, {"places": places}, orders)
     return loaded
 
 

@@ -6,7 +6,7 @@ The parameters of such a model have shapes, and no memory: they are of a skeleto
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -90,7 +90,7 @@ class Place(NamedTuple):
         name: that the file has for it.
         order: which of its rows comes first, second and so on; None leaves them.
         columns: which of its columns does, likewise.
-        change: makes float32 numbers, in that order, what the model takes, or one of `CHANGES`; None leaves them.
+        change: which of `CHANGES` makes float32 numbers, in that order, what the model takes; None leaves them.
     """
 
     path: Path
@@ -100,7 +100,7 @@ class Place(NamedTuple):
     name: str = ""
     order: np.ndarray | None = None
     columns: np.ndarray | None = None
-    change: str | Callable[[np.ndarray], np.ndarray] | None = None
+    change: str | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -147,8 +147,7 @@ class Place(NamedTuple):
         if self.columns is not None:
             weight = weight.columns(self.columns) if isinstance(weight, Quantized) else weight[..., self.columns]
         if self.change is not None:
-            changed = CHANGES[self.change] if isinstance(self.change, str) else self.change
-            weight = np.ascontiguousarray(changed(floats(whole(weight))))
+            weight = np.ascontiguousarray(CHANGES[self.change](floats(whole(weight))))
         return weight
 
     def _made(self, data: np.ndarray) -> Weight:
@@ -239,6 +238,39 @@ class Below(NamedTuple):
         return found
 
 
+class Heads(NamedTuple):
+    """Where a weight lies that makes keys and values of what is kept of a token, head by head.
+
+    Attributes:
+        parts: keys, [heads, inputs, outputs], as queries take them, and values, [heads, outputs, inputs].
+    """
+
+    parts: tuple[Place, Place]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[heads * outputs of both, inputs]."""
+        (heads, inputs, keys), (_, values, _) = (part.shape for part in self.parts)
+        return heads * (keys + values), inputs
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """In which it can be read whole."""
+        kinds = {part.dtype for part in self.parts}
+        return kinds.pop() if len(kinds) == 1 else FLOAT32
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in memory: few bits of keys stand along the wrong side."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self, rows: slice = ALL) -> np.ndarray:
+        """The weight, or some consecutive rows of it; errors as `Place.read`."""
+        keys, values = (whole(part.read()).astype(self.dtype, copy=False) for part in self.parts)
+        joined = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
+        return joined.reshape(self.shape)[rows]
+
+
 class Stack(NamedTuple):
     """Where the weights of experts lie: each one's parts follow each other, and the experts too.
 
@@ -319,7 +351,7 @@ class Reader:
 def _is_plain(place: Lying) -> bool:
     """Whether a file has the numbers themselves."""
     parts = [part for expert in place.parts for part in expert] if isinstance(place, Stack) else [place]
-    return all(isinstance(part, Place | SideBySide | Below) for part in parts)
+    return all(isinstance(part, Place | SideBySide | Below | Heads) for part in parts)
 
 
 def damaged(model: nn.Module, read: Read) -> str | None:

@@ -36,13 +36,13 @@ def plain_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def write_vocabulary(folder: Path, writer: Any) -> None:
-    """Write the byte-level tokenizer of a folder, and its chat template."""
+def write_vocabulary(folder: Path, writer: Any, *, pre: str = "gpt-2") -> None:
+    """Write the byte-level tokenizer of a folder, how that is said to split texts, and its chat template."""
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     ids = content["model"]["vocab"] | {token["content"]: token["id"] for token in content["added_tokens"]}
     special = {token["id"] for token in content["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(sorted(ids, key=ids.__getitem__))
     writer.add_token_types([CONTROL if i in special else NORMAL for i in sorted(ids.values())])
     writer.add_token_merges([" ".join(merge) for merge in content["model"]["merges"]])

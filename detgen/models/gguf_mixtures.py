@@ -1,0 +1,166 @@
+"""Configurations of families with experts, made of what a GGUF file says; see `detgen/models/gguf_dense.py`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from detgen.models.gguf_configs import Said
+from detgen.models.gguf_dense import RMS, biased, common, granite_settings, rotary, stretched, usual
+from detgen.models.gguf_header import Header
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_SOFTMAX, _SIGMOID = 1, 2  # of scores
+_MAVERICK = 128  # experts of the Llama 4 that does not normalize queries and keys
+# Groups of experts, and how many of these are used, of DeepSeek V2 and V3 by how many experts there are: older files
+# say nothing of them.
+_GROUPS = {160: (8, 3), 256: (8, 4)}
+
+
+# Tensors of which the tables know nothing, see `GgufFamily.names`.
+CORRECTED: dict[str, tuple[str, int | None]] = {"exp_probs_b.bias": ("mlp.gate.e_score_correction_bias", None)}
+LATENT: dict[str, tuple[str, int | None]] = {
+    "attn_k_b.weight": ("self_attn.kv_b_proj.weight", 0),
+    "attn_v_b.weight": ("self_attn.kv_b_proj.weight", 1),
+}
+GRANITE_NAMES: dict[str, tuple[str, int | None]] = {
+    "ffn_gate_inp.weight": ("block_sparse_moe.router.weight", None),
+    "ffn_gate_shexp.weight": ("shared_mlp.input_linear.weight", 0),
+    "ffn_up_shexp.weight": ("shared_mlp.input_linear.weight", 1),
+}
+
+
+def granitemoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of Granite with experts, and perhaps a shared one."""
+    from transformers import GraniteMoeConfig, GraniteMoeSharedConfig
+
+    made = granite_settings(of, header)
+    made["num_local_experts"] = of.take("expert_count", int)
+    made["num_experts_per_tok"] = of.take("expert_used_count", int)
+    if shared := of.take("expert_shared_feed_forward_length", int, 0):
+        return GraniteMoeSharedConfig(**made, shared_intermediate_size=shared)
+    return GraniteMoeConfig(**made)
+
+
+def _routed(of: Said, *, kind: int) -> dict[str, Any]:
+    """Experts as DeepSeek has them.
+
+    Args:
+        of: what the file says.
+        kind: of scores, which the file may say.
+    """
+    of.agree("expert_gating_func", kind)
+    return {
+        "n_routed_experts": of.take("expert_count", int),
+        "num_experts_per_tok": of.take("expert_used_count", int),
+        "moe_intermediate_size": of.take("expert_feed_forward_length", int),
+        "n_shared_experts": of.take("expert_shared_count", int),
+        "first_k_dense_replace": of.take("leading_dense_block_count", int, 0),
+        "routed_scaling_factor": of.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": of.take("expert_weights_norm", bool, False),
+        "n_group": of.take("expert_group_count", int, 1),
+        "topk_group": of.take("expert_group_used_count", int, 1),
+    }
+
+
+def glm4moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of GLM-4.5 and 4.6, without the layers that foresee tokens."""
+    from transformers import Glm4MoeConfig
+
+    of.leave_out_foreseeing()
+    return Glm4MoeConfig(
+        **usual(of, header, partial(rotary, partly=True)),
+        **_routed(of, kind=_SIGMOID),
+        attention_bias=biased(header, "attn_q"),
+        use_qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
+    )
+
+
+def deepseek2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of DeepSeek V2 and V3 and of GLM-4.7 Flash, which is of the latter's kind; files have their heads in two ways."""
+    from transformers import DeepseekV2Config, DeepseekV3Config
+
+    of.leave_out_foreseeing()
+    made = common(of, header)
+    heads, apart = made["num_attention_heads"], made["num_key_value_heads"] == 1
+    rank, turned = of.take("attention.kv_lora_rank", int), of.take("rope.dimension_count", int)
+    suffix = "_mla" if apart else ""
+    size, values = (of.take(f"attention.{name}_length{suffix}", int) for name in ("key", "value"))
+    if apart:  # as a single head of keys, whose values are a part of them
+        of.agree("attention.key_length", rank + turned)
+        of.agree("attention.value_length", rank)
+    elif made["num_key_value_heads"] != heads:
+        raise of.misunderstood("attention.head_count_kv", made["num_key_value_heads"])
+    corrected = any(name.endswith("exp_probs_b.bias") for name in header.tensors)
+    kind = of.take("expert_gating_func", int, _SIGMOID if corrected else _SOFTMAX)
+    if kind != (_SIGMOID if corrected else _SOFTMAX):
+        raise of.misunderstood("expert_gating_func", kind)
+    grouped = of.says("expert_group_count")
+    experts = _routed(of, kind=kind)
+    if not grouped and (groups := _GROUPS.get(experts["n_routed_experts"])):
+        experts |= dict(zip(("n_group", "topk_group"), groups, strict=True))
+    made |= experts | {
+        "num_key_value_heads": heads,
+        "intermediate_size": of.take("feed_forward_length", int),
+        "rms_norm_eps": of.number(RMS),
+        "q_lora_rank": of.take("attention.q_lora_rank", int, 0) or None,
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": size - turned,
+        "v_head_dim": values,
+        "rope_parameters": rotary(of, turned, multiplier=10.0),
+        "attention_bias": biased(header, "attn_kv_a_mqa"),
+    }
+    if kind == _SIGMOID:
+        return DeepseekV3Config(**made)
+    if made["norm_topk_prob"]:  # which transformers has not for it
+        raise of.misunderstood("expert_weights_norm", made["norm_topk_prob"])
+    return DeepseekV2Config(**made, topk_method="greedy" if made["n_group"] == 1 else "group_limited_greedy")
+
+
+def dots1(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of dots.llm1."""
+    from transformers import Dots1Config
+
+    return Dots1Config(**usual(of, header), **_routed(of, kind=_SIGMOID), attention_bias=biased(header, "attn_q"))
+
+
+def hunyuan_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of Hunyuan's models with experts, each of which, and the shared one, is as wide as others' feed-forward."""
+    from transformers import HunYuanMoEV1Config
+
+    made = usual(of, header, stretched) | {"attention_bias": biased(header, "attn_q")}
+    for name in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+        of.agree(name, made["intermediate_size"])
+    of.agree("expert_shared_count", 1)
+    of.agree("expert_gating_func", _SOFTMAX)
+    experts, used = of.take("expert_count", int), of.take("expert_used_count", int)
+    return HunYuanMoEV1Config(**made, num_experts=experts, moe_topk=used)
+
+
+def llama4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of Llama 4's text models, whose windows are chunks, and whose queries grow where layers rotate nothing."""
+    from transformers import Llama4TextConfig
+
+    made = usual(of, header)
+    made["intermediate_size_mlp"] = made["intermediate_size"]
+    made["intermediate_size"] = of.take("expert_feed_forward_length", int)
+    experts = of.take("expert_count", int)
+    return Llama4TextConfig(
+        **made,
+        num_local_experts=experts,
+        num_experts_per_tok=of.take("expert_used_count", int),
+        interleave_moe_layer_step=of.take("interleave_moe_layer_step", int),
+        use_qk_norm=experts != _MAVERICK,
+    )
+
+
+def olmoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of OLMoE."""
+    from transformers import OlmoeConfig
+
+    experts, used = of.take("expert_count", int), of.take("expert_used_count", int)
+    return OlmoeConfig(**usual(of, header, sized=False), num_experts=experts, num_experts_per_tok=used)

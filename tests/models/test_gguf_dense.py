@@ -1,0 +1,520 @@
+"""GGUF files of families whose layers are alike: the bits of their folders, and what is refused."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import pytest
+import transformers as hf
+from helpers.examples import usual
+from helpers.families import LATENT, MULTIPLIED
+from helpers.gguf_files import bits_of, check_same, loaded, plain_tokenizer, write_vocabulary, written
+from helpers.small_models import STORED
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from detgen.errors import EngineError
+from detgen.kernels.bits import same_bits
+from detgen.models.byte_letters import byte_letters
+from detgen.models.gguf_families import config_of
+from detgen.models.gguf_header import read_header
+from detgen.models.gguf_tokenizer import own_tokenizer
+from detgen.models.loading import load_model
+
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+SIZES: dict[str, Any] = {**STORED, "num_hidden_layers": 3}
+FOUR: dict[str, Any] = {**SIZES, "num_hidden_layers": 4}
+YARN: dict[str, Any] = {
+    **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32},
+    **{"beta_fast": 16.0, "beta_slow": 0.5},
+}
+SCALED = {"mscale": 0.707, "mscale_all_dim": 0.707}
+ROUTED: dict[str, Any] = {
+    **{**SIZES, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1},
+    **{"first_k_dense_replace": 1, "routed_scaling_factor": 2.4, "n_group": 3, "topk_group": 2},
+}
+KEYS = {  # what settings are called, and what configurations call them
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling logit_scale",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "expert_count": "n_routed_experts num_local_experts num_experts",
+    "expert_used_count": "num_experts_per_tok moe_topk",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
+    "rope.freq_base": "rope_theta",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "attention.temperature_scale": "llama_4_scaling_beta",
+}
+
+
+class Model(NamedTuple):
+    """A model of a family.
+
+    Attributes:
+        kind: llama.cpp's architecture.
+        config: its configuration.
+        others: settings besides `KEYS`, or instead of them.
+        in_turns: whether files have side by side what queries and keys rotate together.
+    """
+
+    kind: str
+    config: Callable[[], Any]
+    others: Mapping[str, Any] = {}
+    in_turns: bool = False
+
+
+def latent(keys: int, multiplier: float | None = None) -> dict[str, Any]:
+    """Settings of DeepSeek's heads, of which a file makes one; and YaRN's multiplier."""
+    kept, turned = LATENT["kv_lora_rank"], LATENT["qk_rope_head_dim"]
+    return {
+        **{"attention.head_count_kv": 1, "attention.key_length": kept + turned, "attention.value_length": kept},
+        **{"attention.key_length_mla": keys, "attention.value_length_mla": LATENT["v_head_dim"]},
+        **{"rope.dimension_count": turned, "rope.scaling.yarn_log_multiplier": multiplier},
+    }
+
+
+LATENT_KEYS = LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"]
+PATTERN = {"attention.sliding_window_pattern": [kind == MIXED[0] for kind in MIXED]}
+MODELS = {
+    "granite": Model("granite", lambda: hf.GraniteConfig(**SIZES, **MULTIPLIED, attention_bias=True), in_turns=True),
+    "granitemoe": Model(
+        "granitemoe",
+        lambda: hf.GraniteMoeConfig(**SIZES, **MULTIPLIED, num_local_experts=6, num_experts_per_tok=3),
+        in_turns=True,
+    ),
+    "granitemoeshared": Model(
+        "granitemoe",
+        lambda: hf.GraniteMoeSharedConfig(
+            **{**SIZES, **MULTIPLIED, "tie_word_embeddings": True, "shared_intermediate_size": 64},
+            **{"num_local_experts": 6, "num_experts_per_tok": 3},
+        ),
+        in_turns=True,
+    ),
+    "smollm3": Model(
+        "smollm3",
+        lambda: hf.SmolLM3Config(**FOUR, mlp_bias=True, rope_parameters=YARN),
+        {"rope.scaling.type": "yarn", "attention.sliding_window": None},
+        in_turns=True,
+    ),
+    "olmo": Model("olmo", lambda: hf.OlmoConfig(**SIZES), {"attention.layer_norm_epsilon": 1e-5}, in_turns=True),
+    "olmo2": Model("olmo2", lambda: hf.Olmo2Config(**SIZES)),
+    "olmo3": Model(
+        "olmo2",
+        lambda: hf.Olmo3Config(
+            **{**SIZES, "sliding_window": 20, "layer_types": MIXED},
+            rope_parameters={
+                "full_attention": {**YARN, "attention_factor": 1.1},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        ),
+        {**PATTERN, "rope.scaling.type": "yarn", "rope.scaling.yarn_attn_factor": 1.1, "rope.freq_base_swa": 500.0},
+    ),
+    "glm4": Model(
+        "glm4",
+        lambda: hf.Glm4Config(
+            **{**SIZES, "head_dim": 20, "attention_bias": True},
+            rope_parameters={"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.7},
+        ),
+        {"rope.dimension_count": 14},
+    ),
+    "glm4moe": Model(
+        "glm4moe",
+        lambda: hf.Glm4MoeConfig(**ROUTED, head_dim=20, use_qk_norm=True),
+        {"rope.dimension_count": 10, "nextn_predict_layers": 1, "block_count": 4, "expert_gating_func": 2},
+    ),
+    "deepseek_v2": Model(
+        "deepseek2",
+        lambda: hf.DeepseekV2Config(
+            **{**ROUTED, **LATENT, "topk_method": "group_limited_greedy"},
+            rope_parameters=YARN | SCALED,
+        ),
+        {**latent(LATENT_KEYS, 0.0707), "rope.scaling.type": "yarn", "expert_gating_func": 1},
+    ),
+    "deepseek_v3": Model(
+        "deepseek2",
+        lambda: hf.DeepseekV3Config(**{**ROUTED, **LATENT, "q_lora_rank": None, "attention_bias": True}),
+        {**latent(LATENT_KEYS), "expert_gating_func": 2},
+    ),
+    "ministral3": Model(
+        "mistral3",
+        lambda: hf.Ministral3Config(
+            **{**SIZES, "head_dim": 18},
+            rope_parameters=YARN | {"llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0},
+        ),
+        {"rope.scaling.type": "yarn", "rope.scaling.yarn_log_multiplier": 1.0},
+        in_turns=True,
+    ),
+    "mistral_small": Model(
+        "mistral3", lambda: hf.MistralConfig(**SIZES, head_dim=18, sliding_window=None), in_turns=True
+    ),
+    "cohere2": Model("cohere2", lambda: hf.Cohere2Config(**FOUR, sliding_window=20, logit_scale=0.3)),
+    "exaone4": Model(
+        "exaone4", lambda: hf.Exaone4Config(**SIZES, head_dim=18, sliding_window=20, layer_types=MIXED), PATTERN
+    ),
+    "exaone4_full": Model(
+        "exaone4",
+        lambda: hf.Exaone4Config(
+            **SIZES, head_dim=18, sliding_window=None, layer_types=["full_attention"] * 3, tie_word_embeddings=True
+        ),
+    ),
+    "seed_oss": Model("seed_oss", lambda: hf.SeedOssConfig(**SIZES, head_dim=18, attention_out_bias=True)),
+    "arcee": Model("arcee", lambda: hf.ArceeConfig(**SIZES, head_dim=18, mlp_bias=True), in_turns=True),
+    "dots1": Model(
+        "dots1",
+        lambda: hf.Dots1Config(**ROUTED, head_dim=18, norm_topk_prob=True),
+        {"attention.sliding_window": None},
+    ),
+    "hunyuan": Model(
+        "hunyuan-dense",
+        lambda: hf.HunYuanDenseV1Config(
+            **{**SIZES, "head_dim": 18},
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
+        ),
+        {"rope.freq_base": 1e4 * 50 ** (18 / 16), "rope.scaling.type": "none"},
+    ),
+    "hunyuan_moe": Model(
+        "hunyuan-moe",
+        lambda: hf.HunYuanMoEV1Config(**SIZES, head_dim=18, num_experts=6, moe_topk=3),
+        {"expert_feed_forward_length": 96, "expert_shared_feed_forward_length": 96, "expert_shared_count": 1},
+    ),
+    "llama4": Model(
+        "llama4",
+        lambda: hf.Llama4TextConfig(
+            **{**FOUR, "head_dim": 18, "intermediate_size_mlp": 64, "num_local_experts": 6, "num_experts_per_tok": 2},
+            interleave_moe_layer_step=2,
+        ),
+        {"feed_forward_length": 64, "expert_feed_forward_length": SIZES["intermediate_size"]},
+    ),
+    "olmoe": Model(
+        "olmoe", lambda: hf.OlmoeConfig(**SIZES, num_experts=6, num_experts_per_tok=3), {"expert_weights_norm": None}
+    ),
+}
+SOME = ("granite", "granitemoeshared", "olmo3", "glm4moe", "deepseek_v2", "hunyuan", "llama4")
+
+
+def told(model: Model) -> dict[str, Any]:
+    """What llama.cpp's converter writes of a configuration."""
+    config = model.config()
+    rope = config.rope_parameters
+    known = {**config.to_dict(), **rope.get("full_attention", rope)}
+    found = {key: [known[n] for n in names.split() if known.get(n) is not None] for key, names in KEYS.items()}
+    return {key: values[0] for key, values in found.items() if values} | dict(model.others)
+
+
+def tensors_of(folder: Path, model: Model) -> Iterator[tuple[str, np.ndarray]]:
+    """What llama.cpp's converter makes of the tensors."""
+    whole = AutoModelForCausalLM.from_pretrained(folder)
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == model.kind)
+    names = gguf.get_tensor_name_map(kind, whole.config.num_hidden_layers)
+    for name, tensor in whole.state_dict().items():
+        if name == "lm_head.weight" and whole.config.tie_word_embeddings:
+            continue
+        for part, numbers in parts_of(name, tensor.numpy(), whole, in_turns=model.in_turns):
+            yield names.get_name(part, try_suffixes=(".weight", ".bias")) or part, numbers
+
+
+def parts_of(name: str, numbers: np.ndarray, whole: Any, *, in_turns: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """A parameter as a file has it: names that the tables know, or those of the file."""
+    block, (path, _, last) = f"blk.{name.split('.')[2]}" if ".layers." in name else "", name.rpartition(".")
+    if last in ("gate_up_proj", "down_proj"):
+        if path.endswith("feed_forward.experts"):  # of Llama 4
+            numbers = numbers.swapaxes(1, 2)
+        if last == "down_proj":
+            yield f"{block}.ffn_down_exps.weight", numbers
+        else:
+            yield from zip(
+                (f"{block}.ffn_{one}_exps.weight" for one in ("gate", "up")), np.split(numbers, 2, 1), strict=True
+            )
+    elif name.endswith("shared_mlp.input_linear.weight"):
+        yield from zip((f"{block}.ffn_{one}_shexp.weight" for one in ("gate", "up")), np.split(numbers, 2), strict=True)
+    elif name.endswith("router.weight"):
+        yield f"{block}.ffn_gate_inp.weight", numbers
+    elif last == "e_score_correction_bias":
+        yield f"{block}.exp_probs_b.bias", numbers
+    elif name.endswith("kv_b_proj.weight"):
+        heads, keys = whole.config.num_attention_heads, whole.config.qk_nope_head_dim
+        both = numbers.reshape(heads, -1, numbers.shape[-1])
+        yield f"{block}.attn_k_b.weight", both[:, :keys].swapaxes(1, 2)
+        yield f"{block}.attn_v_b.weight", both[:, keys:]
+    elif in_turns and path.endswith(("q_proj", "k_proj")):
+        size = getattr(whole.config, "head_dim", None) or numbers.shape[-1] // whole.config.num_attention_heads
+        size = size if numbers.ndim > 1 else whole.model.layers[0].self_attn.head_dim
+        yield name, numbers.reshape(-1, 2, size // 2, *numbers.shape[1:]).swapaxes(1, 2).reshape(numbers.shape)
+    else:
+        yield name, numbers
+
+
+def made(
+    name: str,
+    folder: Path,
+    path: Path,
+    others: Mapping[str, Any] | None = None,
+    more: Mapping[str, np.ndarray | None] | None = None,
+    *,
+    pre: str = "gpt-2",
+    **how: Any,
+) -> Path:
+    """A GGUF file of a folder, with other settings and more tensors, or fewer, for None; see `written`."""
+    model, more = MODELS[name], more or {}
+    tensors = {**dict(tensors_of(folder, model)), **more}
+    there = [(tensor, numbers) for tensor, numbers in tensors.items() if numbers is not None]
+    vocabulary = partial(write_vocabulary, folder, pre=pre)
+    return written(path, model.kind, told(model) | dict(others or {}), there, vocabulary, **how)
+
+
+@pytest.fixture(scope="module")
+def folders(random_model: Callable[..., Path]) -> Callable[[str], Path]:
+    return cache(lambda name: plain_tokenizer(random_model(MODELS[name].config())))
+
+
+@pytest.mark.parametrize("name", usual(SOME, MODELS))
+def test_float32_gives_the_bits_of_the_folder(name: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
+    check_same(made(name, folders(name), tmp_path / "model.gguf"), folders(name))
+
+
+@pytest.mark.parametrize("name", usual(["granite", "glm4moe"], MODELS))
+def test_the_second_start_gives_the_same(
+    name: str, folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept has where parts of a weight lie, orders of rows, and corrections of scores."""
+    path = made(name, folders(name), tmp_path / "model.gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first = load_model(path, path.name, "auto", "none", role="target")
+    wanted = bits_of(first)
+    second = load_model(path, path.name, "auto", "none", role="target")
+    assert (first.own, second.own is not None) == (None, True)
+    assert same_bits(bits_of(second), wanted)
+    for text in ("def  x1234\n\n", "\u00e9 \u4e2d\u6587<|end|>"):
+        assert second.tokenizer(text).input_ids == first.tokenizer(text).input_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    usual(
+        [("granitemoeshared", ("Q8_0", "Q4_0")), ("deepseek_v3", ("Q8_0",))],
+        [(name, ("Q5_1", "BF16", "Q8_0")) for name in MODELS],
+    ),
+)
+def test_stored_weights_stand_for_their_numbers(
+    name: str, kinds: tuple[str, ...], folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    def kind_of(tensor: str) -> str:
+        return kinds[zlib.crc32(tensor.encode()) % len(kinds)]
+
+    paths = [
+        made(name, folders(name), tmp_path / f"{widened}.gguf", kind_of=kind_of, widened=widened)
+        for widened in (False, True)
+    ]
+    file, same = map(loaded, paths)
+    assert same_bits(bits_of(file), bits_of(same))
+
+
+def test_older_files_of_deepseek_have_all_heads(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """With keys and values in one weight, and sizes of theirs."""
+    folder, heads = folders("deepseek_v3"), SIZES["num_attention_heads"]
+    state = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    more: dict[str, np.ndarray | None] = {}
+    for i in range(SIZES["num_hidden_layers"]):
+        more |= {f"blk.{i}.attn_k_b.weight": None, f"blk.{i}.attn_v_b.weight": None}
+        more[f"blk.{i}.attn_kv_b.weight"] = state[f"model.layers.{i}.self_attn.kv_b_proj.weight"].numpy()
+    others = {
+        **{"attention.head_count_kv": heads, "attention.key_length": LATENT_KEYS},
+        **{"attention.value_length": LATENT["v_head_dim"], "expert_gating_func": None},
+        **{"attention.key_length_mla": None, "attention.value_length_mla": None},
+    }
+    check_same(made("deepseek_v3", folder, tmp_path / "model.gguf", others, more), folder)
+
+
+@pytest.mark.parametrize(("experts", "groups"), [(160, (8, 3)), (256, (8, 4)), (64, (1, 1))])
+def test_older_files_of_deepseek_say_no_groups(experts: int, groups: tuple[int, int], tmp_path: Path) -> None:
+    model = MODELS["deepseek_v2"]
+    said = told(model) | {"expert_group_count": None, "expert_group_used_count": None}
+    said |= {"expert_count": experts, "block_count": 1}  # of as many layers as there are tensors, at most
+    table = [("token_embd.weight", np.zeros((SIZES["vocab_size"], SIZES["hidden_size"]), np.float32))]
+    path = written(tmp_path / "model.gguf", model.kind, said, table, lambda _: None)
+    config: Any = config_of(read_header(path, "x"), path)
+    assert (config.n_group, config.topk_group) == groups
+
+
+def test_layers_that_foresee_tokens_are_left_out(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """Where a file says that it has some; else its tensors are too many."""
+    more = {"blk.3.attn_norm.weight": np.ones(64, np.float32), "blk.3.nextn.eh_proj.weight": np.ones((64, 128), "f4")}
+    check_same(made("glm4moe", folders("glm4moe"), tmp_path / "model.gguf", more=more), folders("glm4moe"))
+    others = {"nextn_predict_layers": None, "block_count": 3}
+    path = made("glm4moe", folders("glm4moe"), tmp_path / "other.gguf", others, more)
+    with pytest.raises(EngineError, match=r"describe no such weights as blk\.3\.attn_norm"):
+        loaded(path)
+
+
+def test_norms_of_gemma_are_more_by_one(
+    random_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In files; of what is kept of one, too."""
+    folder = plain_tokenizer(random_model(hf.GemmaConfig(**SIZES, head_dim=18)))
+    state = load_file(folder / "model.safetensors")
+    norms = {name: (1024 * tensor).round() / 1024 for name, tensor in state.items() if tensor.ndim == 1}
+    save_file(state | norms, folder / "model.safetensors", metadata={"format": "pt"})
+    model = Model("gemma", lambda: hf.GemmaConfig(**SIZES, head_dim=18))
+    tensors = [(name, numbers + (numbers.ndim == 1)) for name, numbers in tensors_of(folder, model)]
+    path = written(tmp_path / "model.gguf", "gemma", told(model), tensors, partial(write_vocabulary, folder))
+    check_same(path, folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first, second = (kept_bits(path) for _ in range(2))
+    assert (first[0], second[0]) == (False, True)
+    assert same_bits(first[1], second[1])
+
+
+def kept_bits(path: Path) -> tuple[bool, np.ndarray]:
+    """Whether a model is made of what is kept of it, and its logits."""
+    model = load_model(path, path.name, "auto", "none", role="target")
+    return model.own is not None, bits_of(model)
+
+
+PIECES = {
+    "gpt-2": ["Ab", " don", "'t", " 1234", " \u4e2d\u6587\u304b", "\n\n ", " X", "_", "y", " !!", "\n"],
+    "refact": ["Ab", " don", "'t", " ", *"1234", " \u4e2d\u6587\u304b", "\n\n ", " X", "_", "y", " !!", "\n"],
+    "glm4": ["Ab", " don", "'t", " ", "123", "4", " \u4e2d\u6587\u304b", "\n\n", " ", " X", "_y", " !!\n"],
+    "qwen2": ["Ab", " don", "'t", " ", *"1234", " \u4e2d\u6587\u304b", "\n\n", " ", " X", "_y", " !!\n"],
+    "tekken": ["Ab", " don", "'t", " ", *"1234", " \u4e2d\u6587\u304b", "\n\n", " ", " X", "_y", " !!\n"],
+    "llama4": ["Ab", " don't", " ", "123", "4", " \u4e2d\u6587\u304b", "\n\n", " ", " X", "_y", " !!\n"],
+    "seed-coder": ["Ab", " don", "'t", " ", *"1234", " \u4e2d\u6587\u304b", "\n\n", " ", " X", "_y", " !!", "\n"],
+    "deepseek-llm": [
+        *("Ab", " don", "'", "t", " ", *"1234", " ", "\u4e2d\u6587\u304b"),
+        *("\n", "\n", " ", " X", "_", "y", " !!", "\n"),
+    ],
+    "deepseek-v3": [
+        *("Ab", " don", "'t", " ", "123", "4", " ", "\u4e2d\u6587\u304b"),
+        *("\n\n", " ", " X", "_y", " !!\n"),
+    ],
+}
+
+
+@pytest.mark.parametrize("pre", PIECES)
+def test_how_texts_are_split(pre: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
+    path = made("olmo2", folders("olmo2"), tmp_path / "model.gguf", pre=pre)
+    tokenizer = own_tokenizer(read_header(path, "x"), path).backend_tokenizer
+    letters = byte_letters()
+    found = tokenizer.pre_tokenizer.pre_tokenize_str("Ab don't 1234 \u4e2d\u6587\u304b\n\n  X_y !!\n")
+    pieces = [bytes(letters.index(letter) for letter in piece).decode() for piece, _ in found]
+    assert pieces == PIECES[pre]
+
+
+def test_tokens_that_stand_for_themselves(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """Stay whole in texts, in whatever letters: those of DeepSeek's chats are written in such."""
+    user, tag = "<\uff5cUser\uff5c>", "<a b>"
+
+    def write(writer: Any) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("deepseek-v3")
+        tokens = [*byte_letters(), user, tag, "ab"]
+        writer.add_token_list([*tokens, *(f"[PAD{i}]" for i in range(len(tokens), 4096))])
+        writer.add_token_types([*([1] * 256), 3, 4, 1, *([5] * (4096 - 259))])
+        writer.add_token_merges(["a b"])
+        writer.add_bos_token_id(256)
+        writer.add_add_bos_token(True)
+
+    model = MODELS["olmo2"]
+    path = written(tmp_path / "model.gguf", "olmo2", told(model), tensors_of(folders("olmo2"), model), write)
+    tokenizer = own_tokenizer(read_header(path, "x"), path)
+    assert tokenizer(f"!{user}{tag}!").input_ids == [256, 33, 256, 257, 33]
+    assert tokenizer.decode([33, 256, 257]) == f"!{user}{tag}"
+    assert tokenizer.decode([33, 256, 257], skip_special_tokens=True) == f"!{tag}"
+
+
+@pytest.mark.parametrize("pre", ["viking", "default"])
+def test_unknown_splits_are_refused(pre: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
+    path = made("olmo2", folders("olmo2"), tmp_path / "model.gguf", pre=pre)
+    with pytest.raises(EngineError, match=rf"tokenizer\.ggml\.pre = {pre} is not understood"):
+        loaded(path)
+
+
+def test_letters_and_marks_of_command_r(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """Become single letters, as transformers' own tokenizer of the family has it."""
+    path = made("cohere2", folders("cohere2"), tmp_path / "model.gguf", pre="command-r")
+    tokenizer = own_tokenizer(read_header(path, "x"), path)
+    assert tokenizer("e\u0301 12").input_ids == tokenizer("\u00e9 12").input_ids
+    theirs = hf.CohereTokenizer().backend_tokenizer
+    for text in ("Ab don't 1234  x\n", "12a 3"):
+        own, other = (one.pre_tokenizer.pre_tokenize_str(text) for one in (tokenizer.backend_tokenizer, theirs))
+        assert own == other
+
+
+NORM = np.ones(64, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "more", "said"),
+    [
+        ("granite", {"attention.scale": None}, {}, r"attention\.scale is missing"),
+        ("granite", {"attention.sliding_window": 8}, {}, r"sliding_window = 8 is not understood"),
+        ("granite", {"attention.key_length": 24}, {}, r"key_length = 24 is not understood"),
+        ("granite", {"rope.dimension_count": 8}, {}, r"rope\.dimension_count = 8 is not understood"),
+        ("granite", {"rope.scaling.type": "longrope"}, {}, r"rope\.scaling\.type = longrope is not understood"),
+        ("granite", {"rope.scaling.finetuned": False}, {}, r"rope\.scaling\.finetuned = False is not understood"),
+        ("granite", {"expert_shared_feed_forward_length": 8}, {}, r"expert_shared_feed_forward_length = 8 is not"),
+        ("granite", {}, {"blk.0.ffn_norm.weight": None}, r"weights are missing: model\.layers\.0\.post_attention"),
+        ("granite", {}, {"blk.0.attn_k_norm.weight": NORM}, r"describe no such weights as blk\.0\.attn_k_norm"),
+        ("granitemoeshared", {}, {"blk.0.ffn_up_shexp.weight": None}, r"weights are missing: .*0\.shared_mlp\.input"),
+        ("granitemoeshared", {}, {"blk.0.ffn_up_shexp.weight": np.ones((9, 64), "f4")}, r"gate_shexp.* another shape"),
+        ("olmo", {"attention.layer_norm_epsilon": 1e-6}, {}, r"layer_norm_epsilon = 1e-06 is not understood"),
+        ("olmo", {"attention.clamp_kqv": 8.0}, {}, "files of the architecture olmo are not read here"),
+        ("olmo3", {"attention.sliding_window_pattern": [True]}, {}, r"sliding_window_pattern = \(True,\) is not"),
+        ("olmo3", {"rope.scaling.yarn_ext_factor": 0.5}, {}, r"yarn_ext_factor = 0\.5 is not understood"),
+        ("glm4", {"rope.dimension_count": 22}, {}, r"rope\.dimension_count = 22 is not understood"),
+        ("glm4moe", {"expert_gating_func": 1}, {}, r"expert_gating_func = 1 is not understood"),
+        ("glm4moe", {}, {"blk.1.exp_probs_b.bias": None}, r"weights are missing: .*layers\.1\.mlp\.gate\.e_score_corr"),
+        ("deepseek_v2", {"expert_gating_func": 2}, {}, r"expert_gating_func = 2 is not understood"),
+        ("deepseek_v2", {"expert_weights_norm": True}, {}, r"expert_weights_norm = True is not understood"),
+        ("deepseek_v2", {"attention.key_length": 40}, {}, r"attention\.key_length = 40 is not understood"),
+        ("deepseek_v2", {"attention.head_count_kv": 2}, {}, r"head_count_kv = 2 is not understood"),
+        ("deepseek_v2", {}, {"blk.0.attn_v_b.weight": None}, r"weights are missing: .*layers\.0\.self_attn\.kv_b_proj"),
+        ("deepseek_v2", {}, {"blk.0.attn_v_b.weight": np.ones((4, 9, 36), "f4")}, r"attn_k_b.* has another shape"),
+        ("ministral3", {"rope.scaling.type": "none"}, {}, r"is not understood"),
+        ("ministral3", {"rope.scaling.yarn_log_multiplier": 0.5}, {}, r"yarn_log_multiplier = 0\.5 is not understood"),
+        ("hunyuan", {"rope.scaling.factor": 2.0}, {}, r"rope\.scaling\.factor = 2\.0 is not understood"),
+        ("hunyuan_moe", {"expert_shared_count": 2}, {}, r"expert_shared_count = 2 is not understood"),
+        ("llama4", {"attention.sliding_window": 0}, {}, r"sliding_window = 0 is not understood"),
+    ],
+)
+def test_what_is_refused(
+    name: str,
+    others: dict[str, Any],
+    more: dict[str, Any],
+    said: str,
+    folders: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    path = made(name, folders(name), tmp_path / "model.gguf", others, more)
+    with pytest.raises(EngineError, match=f"^cannot load the model model.gguf: .*{said}"):
+        loaded(path)
