@@ -13,7 +13,7 @@ from detgen.kernels.attention import lay_out
 from detgen.kernels.bits import bits, same_bits
 from detgen.kernels.c.panels import joined, stacked
 from detgen.kernels.c.quantizing import MADE, PAIRED, STORAGE, Form
-from detgen.kernels.drawn_weights import IN_FEW_BITS, in_few_bits
+from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.program import steps
 from detgen.program.arrays import BFLOAT16, Array, array
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
@@ -39,6 +39,8 @@ from detgen.program.rows import Rows
 from detgen.program.states import STATEFUL, Convolve, DeltaRule, SelectiveScan, StateSpace, Watch
 from detgen.program.storage import Storage
 
+# What weights become whose columns are put in another order: several groups share a unit no longer.
+PUT_IN_ORDER: list[InFewBits] = [(kind[0], Storage.FLOAT, *kind[2:]) for kind in IN_FEW_BITS if kind[1] == Storage.BYTE]
 Run = Callable[[Rows, dict[Buffer, np.ndarray]], Array]
 
 

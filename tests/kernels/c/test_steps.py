@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.examples import examples
-from helpers.steps import CASES, Case, differences, numbers, odd_groups, odd_pairs, scored
+from helpers.steps import CASES, PUT_IN_ORDER, Case, differences, numbers, odd_groups, odd_pairs, scored
 from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,7 +71,7 @@ def test_tables_in_few_bits(kind: InFewBits) -> None:
             assert same_bits(found, want), name
 
 
-@pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
+@pytest.mark.parametrize("kind", IN_FEW_BITS + PUT_IN_ORDER, ids=str)
 def test_weights_in_few_bits(kind: InFewBits) -> None:
     """Of more than a section, in all tiles of rows; they are the weights that they say."""
     made = in_few_bits(1, 40, 1280, *kind)

@@ -16,8 +16,8 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 from helpers.breaking import broken
 from helpers.examples import examples, usual
+from helpers.steps import PUT_IN_ORDER, caches_of, differences, odd_groups, odd_pairs
 from helpers.steps import Case as Case_
-from helpers.steps import caches_of, differences, odd_groups, odd_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -244,7 +244,7 @@ def test_another_order_is_found(device: str, tmp_path: Path, monkeypatch: pytest
         alike(device, rows_of(3), {x: numbers(1, 3, 128), to: torch.zeros(3, 40)}, step)
 
 
-@pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
+@pytest.mark.parametrize("kind", IN_FEW_BITS + PUT_IN_ORDER, ids=str)
 def test_weights_in_few_bits(device: str, kind: InFewBits) -> None:
     rows, inputs, outputs, gated = 5, 512, 34, kind[2] == 16
     packed = joined([in_few_bits(1, outputs, inputs, *kind)], [], gated=gated)
