@@ -233,8 +233,16 @@ def _kv(layers: int, heads: int, width: int, size: int, kept: int) -> int | None
 def _gguf(name: str, place: Path) -> Known:
     header = read_header(place, name)
     family, tensors = header.architecture, header.tensors.values()
-    attention = ("attention.key_length", "attention.head_count_kv")
-    keys = ("block_count", "attention.head_count", "embedding_length", *attention)
-    kv = _by_layer_of(header) or _kv(*(_number(header.settings, f"{family}.{key}") for key in keys))
+    kv = _by_layer_of(header)
+    if kv is None:
+        said = {key.removeprefix(f"{family}."): value for key, value in header.settings.items()}
+        names = ("attention.head_count", "embedding_length", "attention.key_length", "attention.head_count_kv")
+        heads, width, size, kept = (_number(said, name) for name in names)
+        if isinstance(each := said.get("attention.head_count_kv"), tuple):
+            kept = max(each)
+        layers = own = _number(said, "block_count") - _number(said, "nextn_predict_layers")
+        if any(name.startswith(("ssm.", "shortconv.")) for name in said):  # in place of keys, in other layers
+            layers = sum(f"blk.{i}.attn_k.weight" in header.tensors for i in range(own))
+        kv = _kv(layers, heads, width, size, kept) if layers or not own else 0
     parameters = sum(math.prod(entry.shape) for entry in tensors)
     return Known(name, f"GGUF {family}", True, parameters, sum(entry.size for entry in tensors), {}, kv)

@@ -22,6 +22,7 @@ from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
+from detgen.models.known import known
 from detgen.models.loading import load_model
 from detgen.models.rates import logarithms, negative_powers
 from detgen.models.stored import damaged, whole
@@ -492,6 +493,14 @@ def test_logarithms_of_rates() -> None:
     rates = negative_powers(np.concatenate([drawn, 20 * drawn]))
     assert same_bits(negative_powers(logarithms(rates)), rates)
     assert not same_bits(negative_powers(np.log(-rates.astype(np.float64)).astype(np.float32)), rates)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("qwen35", 2 * 2 * 18), ("nemotron_h_moe", 2 * 18), ("mamba2", 0), ("falcon-h1", 2 * 2 * 20)]
+)
+def test_keys_of_a_token_are_counted(name: str, kept: int, folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """In layers that have some."""
+    assert known("x", made(name, folders(name), tmp_path / "model.gguf")).kv == 2 * 4 * kept
 
 
 @pytest.mark.parametrize("kind", IN_FEW_BITS, ids=str)
