@@ -40,7 +40,8 @@ def rotation_of(of: Said, size: int, *, partly: bool = False) -> dict[str, Any]:
     turned = of.take("rope.dimension_count", int, size)
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": of.number("rope.freq_base")}
     if turned != size:
-        found["partial_rotary_factor"] = (turned + 0.5) / size  # so that what is rounded down is the number that it was
+        share = turned / size
+        found["partial_rotary_factor"] = share if int(size * share) == turned else (turned + 0.5) / size
     kind = of.take("rope.scaling.type", str, "none")
     if kind not in ("none", "linear", "yarn"):
         raise of.misunderstood("rope.scaling.type", kind)

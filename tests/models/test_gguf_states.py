@@ -418,11 +418,19 @@ def test_stored_weights_stand_for_their_numbers(
     assert same_bits(bits_of(file), bits_of(same))
 
 
-def test_layers_that_draft_are_not_read(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    others = {"block_count": 5, "nextn_predict_layers": 1, "attention.recurrent_layers": [True, False] * 2 + [False]}
-    more = {"blk.4.nextn.eh_proj.weight": np.ones((64, 128), np.float32), "blk.4.attn_norm.weight": np.ones(64, "f4")}
-    path = made("qwen35", folders("qwen35"), tmp_path / "model.gguf", others, more)
-    check_same(path, folders("qwen35"))
+@pytest.mark.parametrize(
+    ("name", "lists"),
+    [
+        ("qwen35", {"attention.recurrent_layers": [True, False] * 2 + [False]}),
+        ("nemotron_h_moe", {"attention.head_count_kv": [0, 0, 2, 0, 2], "feed_forward_length": [0, 64, 0, 64, 64]}),
+    ],
+)
+def test_layers_that_draft_are_not_read(
+    name: str, lists: dict[str, Any], folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    others = {"block_count": 5, "nextn_predict_layers": 1, **lists}
+    more = {"blk.4.nextn.eh_proj.weight": np.ones((64, 128), "f4"), "blk.4.attn_norm.weight": np.ones(64, "f4")}
+    check_same(made(name, folders(name), tmp_path / "model.gguf", others, more), folders(name))
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no angles": (lambda: build(rotate(turned=4)), "no cosines or sines to rotate by"),
     "picks": (
         lambda: build(Route(name="r", x=LOGITS, to=Buffer("many", 10), normalized=True)),
-        "no routes to some of 4 experts, 64 at most",
+        "5 of 4 experts, where 1 to 64 can be taken",
     ),
     "not sorted": (lambda: build(expert()), r"the rows of routes\[4\] are not sorted"),
     "routed again": (
