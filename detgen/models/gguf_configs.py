@@ -1,4 +1,4 @@
-"""Configurations of families of whose GGUF files transformers says too little, or something else: GPT-OSS, Gemma 4.
+"""Configurations of families of whose GGUF files transformers says too little, or something else: GPT-OSS, Gemma 3n, 4.
 
 It takes no list with an entry for each layer, loses YaRN's numbers, and does not look at the kinds of layers. So these
 are made here of what a file says. Each of its settings has to be understood: one that is not could change every output.
@@ -6,7 +6,9 @@ are made here of what a file says. Each of its settings has to be understood: on
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -156,6 +158,41 @@ def gpt_oss(of: Said, header: Header, _: Path) -> PreTrainedConfig:
         num_local_experts=of.take("expert_count", int),
         num_experts_per_tok=of.take("expert_used_count", int),
         rope_parameters=rope,
+    )
+
+
+def gemma3n(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of the text part of Gemma 3n."""
+    from transformers import Gemma3nTextConfig
+
+    common = _common(of, header)
+    size = of.take("attention.key_length", int)
+    of.agree("attention.value_length", size)
+    windows = of.each("attention.sliding_window_pattern", bool)
+    scales = of.each("activation_sparsity_scale", float)
+    shares = [round(NormalDist().cdf(scale), 4) for scale in scales]  # of gates that are closed
+    known = [NormalDist().inv_cdf(share) if 0 < share < 1 else -math.inf for share in shares]
+    if not all(math.isclose(*pair, rel_tol=1e-5) for pair in zip(scales, known, strict=True)):
+        raise of.misunderstood("activation_sparsity_scale", tuple(scales))
+    return Gemma3nTextConfig(
+        **common,
+        head_dim=size,
+        num_key_value_heads=of.take("attention.head_count_kv", int),
+        intermediate_size=of.each("feed_forward_length", int),
+        layer_types=["sliding_attention" if window else "full_attention" for window in windows],
+        num_kv_shared_layers=of.take("attention.shared_kv_layers", int, 0),
+        activation_sparsity_pattern=shares,
+        altup_active_idx=of.take("altup.active_idx", int),
+        altup_num_inputs=of.take("altup.num_inputs", int),
+        altup_correct_scale="blk.0.altup_correct_scale.weight" in header.tensors,
+        laurel_rank=rows_of(header, "blk.0.laurel_l.weight"),
+        hidden_size_per_layer_input=of.take("embedding_length_per_layer_input", int),
+        vocab_size_per_layer_input=rows_of(header, "per_layer_token_embd.weight"),
+        final_logit_softcapping=of.take("final_logit_softcapping", float),
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": of.take("rope.freq_base_swa", float, 1e4)},
+            "full_attention": {"rope_type": "default", "rope_theta": of.take("rope.freq_base", float)},
+        },
     )
 
 

@@ -16,7 +16,7 @@ from detgen.models import gguf_mixtures as mixtures
 from detgen.models import gguf_nets as nets
 from detgen.models import gguf_scans as scans
 from detgen.models.gguf_changes import Change
-from detgen.models.gguf_configs import Said, gemma4, gpt_oss
+from detgen.models.gguf_configs import Said, gemma3n, gemma4, gpt_oss
 from detgen.models.gguf_header import Header
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class GgufFamily(NamedTuple):
 
 GGUF_FAMILIES = {
     "gpt-oss": GgufFamily(gpt_oss, tokenized=True),
+    "gemma3n": GgufFamily(gemma3n, tokenized=True),
     "gemma4": GgufFamily(gemma4, tokenized=True),
     "gemma": GgufFamily(dense.gemma, "gemma2", tokenized=True),
     "granite": GgufFamily(dense.granite, "llama"),

@@ -73,6 +73,7 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
     # By itself, so that no file beside it has a say.
     with TemporaryDirectory() as folder, quick_gguf():
         (Path(folder) / "model.gguf").symlink_to(path.resolve())
+        _know_gemma(header)
         made = TokenizersBackend if config is not None else AutoTokenizer
         tokenizer = made.from_pretrained(folder, gguf_file="model.gguf")
         if way is not None:
@@ -88,6 +89,21 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
         config = MixtralConfig(**{name: given[name] for name in given.keys() - {"model_type", "architectures"}})
     _complete(config, header)
     return config, tokenizer
+
+
+def _know_gemma(header: Header) -> None:
+    """Have transformers make the tokenizer of Gemma 3n as it makes that of Gemma 3; it would take it for Llama's.
+
+    Raises:
+        ValueError: if it does not know that, either.
+    """
+    if header.architecture != "gemma3n":
+        return
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_SENTENCEPIECE_BUILDERS as BUILDERS
+    except ImportError:
+        raise ValueError(f"this version of transformers makes no tokenizer of such GGUF files; {ELSE}") from None
+    BUILDERS.setdefault("gemma3n", BUILDERS["gemma3"])
 
 
 def _complete(config: Any, header: Header) -> None:
@@ -151,8 +167,8 @@ def empty_model(
     places: dict[str, Lying] = {}
     found: set[str] = set()  # of buffers
     joined: dict[str, dict[int, Place]] = defaultdict(dict)
-    for tensor, entry in header.tensors.items():
-        place = Place(path, entry.kind, entry.shape, entry.at, tensor)
+    for tensor in names.tensors(header):
+        place = _place(path, header, tensor)
         if tensor == FACTORS:
             if header.architecture != "gemma4":  # whose configuration says what they are
                 _divide_frequencies(model, whole(place.read()))
@@ -229,6 +245,24 @@ def _joined(
     return SideBySide(tuple(parts[i] for i in range(count)), in_turns, other)
 
 
+def _place(
+    path: Path,
+    header: Header,
+    tensor: str,
+    order: np.ndarray | None = None,
+    columns: np.ndarray | None = None,
+    change: str | None = None,
+) -> Place:
+    """Where a tensor lies, or one of those that a tensor is a stack of, by its number behind a slash."""
+    name, _, number = tensor.partition("/")
+    entry = header.tensors[name]
+    place = Place(path, entry.kind, entry.shape, entry.at, tensor, order, columns, change)
+    if not number:
+        return place
+    one = place._replace(shape=entry.shape[1:])
+    return one._replace(at=entry.at + int(number) * one.size)
+
+
 def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Where the weights lie that `empty_model` has found, as data that JSON can hold, and orders of rows by names."""
     places: dict[str, Any] = {}
@@ -266,8 +300,8 @@ def reader_of(
     def lying(name: str) -> Lying:
         found, change = [], places[name].get("change")
         for tensor in places[name]["tensors"]:
-            entry, columns = header.tensors[tensor], orders.get(f"{tensor} {_COLUMNS}")
-            found.append(Place(path, entry.kind, entry.shape, entry.at, tensor, orders.get(tensor), columns, change))
+            columns = orders.get(f"{tensor} {_COLUMNS}")
+            found.append(_place(path, header, tensor, orders.get(tensor), columns, change))
         if (joined := places[name]["joined"]) is None:
             return found[0]
         if joined == "heads":

@@ -18,6 +18,11 @@ _SUFFIXES = {"weight": "", "bias": "_bias"}
 _FACTORS = re.compile(r"blk\.(?P<layer>\d+)\.(?P<of>ffn_gate_inp|ffn_down_exps)\.scale")
 _FACTORS_OF = {"ffn_gate_inp": "scale", "ffn_down_exps": "per_expert_scale"}
 _BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>.*)")
+# Stacks of weights, each of which is a parameter of this name.
+_STACKS = {
+    "altup_proj.weight": "model.altup_projections.{}.weight",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections.{}.weight",
+}
 # What layers have, too, that see the keys and values of others.
 _UNREAD = re.compile(r"attn_(k|v|k_norm)\.weight")
 
@@ -46,6 +51,14 @@ class Names:
         self._counted = range(config.num_hidden_layers, header.settings[f"{header.architecture}.block_count"])
         self._own = config.num_hidden_layers - getattr(config, "num_kv_shared_layers", 0)
 
+    @staticmethod
+    def tensors(header: Header) -> list[str]:
+        """All tensors; of one that is a stack, each with its number behind a slash."""
+        found: list[str] = []
+        for tensor, entry in header.tensors.items():
+            found += [f"{tensor}/{i}" for i in range(entry.shape[0])] if tensor in _STACKS else [tensor]
+        return found
+
     def are_unread(self, tensor: str) -> bool:
         """Whether no one reads a tensor: keys and values of a layer that sees those of others, layers that draft."""
         if (found := _BLOCK.fullmatch(tensor)) is None:
@@ -55,6 +68,9 @@ class Names:
 
     def of(self, tensor: str) -> tuple[str | None, int | None]:
         """The parameter, or the buffer, that a tensor is, None if it is none; and which part of it, or None."""
+        stack, _, number = tensor.partition("/")
+        if number:
+            return _STACKS[stack].format(number), None
         if (block := _BLOCK.fullmatch(tensor)) and (named := self._named.get(block["part"])):
             return f"{self._layers}.layers.{int(block['layer'])}.{named[0]}", named[1]
         if found := _EXPERTS.fullmatch(tensor):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from detgen.errors import DEMO, EngineError
 from detgen.models.families import FAMILIES
 from detgen.models.folders import EMBEDDED, Tensor, check_folder, local_place
-from detgen.models.gguf_header import Header, read_header
+from detgen.models.gguf_header import read_header
 
 _BITS = {"float32": 32.0, "bfloat16": 16.0, "q8": 8.5, "q4_k": 4.5}
 _TOWERS = re.compile(
@@ -173,9 +173,8 @@ def _by_layer(settings: Mapping[str, Any]) -> int | None:
     return found or None
 
 
-def _by_layer_of(header: Header) -> int | None:
-    """The same of a GGUF file; None if its layers have heads of one size."""
-    said = {key.removeprefix(f"{header.architecture}."): value for key, value in header.settings.items()}
+def _by_layer_of(said: Mapping[str, Any]) -> int | None:
+    """The same of what a GGUF file says; None if its layers have heads of one size."""
     windows, heads = said.get("attention.sliding_window_pattern"), said.get("attention.head_count_kv")
     if not isinstance(windows, tuple) or "attention.key_length_swa" not in said:
         return None
@@ -233,16 +232,21 @@ def _kv(layers: int, heads: int, width: int, size: int, kept: int) -> int | None
 def _gguf(name: str, place: Path) -> Known:
     header = read_header(place, name)
     family, tensors = header.architecture, header.tensors.values()
-    kv = _by_layer_of(header)
-    if kv is None:
-        said = {key.removeprefix(f"{family}."): value for key, value in header.settings.items()}
+    said = {key.removeprefix(f"{family}."): value for key, value in header.settings.items()}
+    if (kv := _by_layer_of(said)) is None:
         names = ("attention.head_count", "embedding_length", "attention.key_length", "attention.head_count_kv")
         heads, width, size, kept = (_number(said, name) for name in names)
         if isinstance(each := said.get("attention.head_count_kv"), tuple):
             kept = max(each)
-        layers = own = _number(said, "block_count") - _number(said, "nextn_predict_layers")
+        unkept = sum(_number(said, key) for key in ("nextn_predict_layers", "attention.shared_kv_layers"))
+        layers = own = _number(said, "block_count") - unkept
         if any(name.startswith(("ssm.", "shortconv.")) for name in said):  # in place of keys, in other layers
             layers = sum(f"blk.{i}.attn_k.weight" in header.tensors for i in range(own))
         kv = _kv(layers, heads, width, size, kept) if layers or not own else 0
+        if "attention.kv_lora_rank" in said:  # from which keys and values of all heads are made
+            sizes = (
+                _number(said, f"attention.{one}_length_mla", f"attention.{one}_length") for one in ("key", "value")
+            )
+            kv = 4 * layers * heads * sum(sizes)
     parameters = sum(math.prod(entry.shape) for entry in tensors)
     return Known(name, f"GGUF {family}", True, parameters, sum(entry.size for entry in tensors), {}, kv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 import pytest
+import torch
 import transformers as hf
 from helpers.examples import usual
 from helpers.families import LATENT, MULTIPLIED
@@ -24,7 +26,9 @@ from detgen.kernels.bits import same_bits
 from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf_families import config_of
 from detgen.models.gguf_header import read_header
+from detgen.models.gguf_models import settings
 from detgen.models.gguf_tokenizer import own_tokenizer
+from detgen.models.known import known
 from detgen.models.loading import load_model
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -140,6 +144,27 @@ MODELS = {
         ),
         {**PATTERN, "rope.scaling.type": "yarn", "rope.scaling.yarn_attn_factor": 1.1, "rope.freq_base_swa": 500.0},
     ),
+    "gemma3n": Model(
+        "gemma3n",
+        lambda: hf.Gemma3nTextConfig(
+            **FOUR
+            | {"head_dim": 18, "sliding_window": 20, "num_kv_shared_layers": 1, "laurel_rank": 12}
+            | {"layer_types": [*MIXED, "full_attention"], "intermediate_size": [96, 64, 96, 96]},
+            **{"hidden_size_per_layer_input": 14, "vocab_size_per_layer_input": 4096, "altup_num_inputs": 3},
+            **{"altup_active_idx": 1, "activation_sparsity_pattern": [0.95, 0.6, 0.0, 0.0]},
+            final_logit_softcapping=30.0,
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": 5e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        ),
+        {
+            **{"attention.sliding_window_pattern": [True, False, True, False], "rope.freq_base_swa": 500.0},
+            **{"activation_sparsity_scale": [1.6448536, 0.25334710, -math.inf, -math.inf]},
+            **{"altup.active_idx": 1, "altup.num_inputs": 3, "attention.shared_kv_layers": 1},
+            **{"embedding_length_per_layer_input": 14, "final_logit_softcapping": 30.0},
+        },
+    ),
     "glm4": Model(
         "glm4",
         lambda: hf.Glm4Config(
@@ -220,7 +245,7 @@ MODELS = {
         "olmoe", lambda: hf.OlmoeConfig(**SIZES, num_experts=6, num_experts_per_tok=3), {"expert_weights_norm": None}
     ),
 }
-SOME = ("granite", "granitemoeshared", "olmo3", "glm4moe", "deepseek_v2", "hunyuan", "llama4")
+SOME = ("gemma3n", "granite", "granitemoeshared", "olmo3", "glm4moe", "deepseek_v2", "hunyuan", "llama4")
 
 
 def told(model: Model) -> dict[str, Any]:
@@ -237,11 +262,16 @@ def tensors_of(folder: Path, model: Model) -> Iterator[tuple[str, np.ndarray]]:
     whole = AutoModelForCausalLM.from_pretrained(folder)
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == model.kind)
     names = gguf.get_tensor_name_map(kind, whole.config.num_hidden_layers)
-    for name, tensor in whole.state_dict().items():
+    state = whole.state_dict()
+    for stack in ("altup_projections", "altup_unembed_projections"):
+        if stacked := [state.pop(name).numpy() for name in sorted(state) if f".{stack}." in name]:
+            state[f"model.{stack}.weight"] = torch.from_numpy(np.stack(stacked))
+    for name, tensor in state.items():
         if name == "lm_head.weight" and whole.config.tie_word_embeddings:
             continue
         for part, numbers in parts_of(name, tensor.numpy(), whole, in_turns=model.in_turns):
-            yield names.get_name(part, try_suffixes=(".weight", ".bias")) or part, numbers
+            told_as = part if part.endswith((".weight", ".bias")) else f"{part}.weight"
+            yield names.get_name(told_as, try_suffixes=(".weight", ".bias")) or part, numbers
 
 
 def parts_of(name: str, numbers: np.ndarray, whole: Any, *, in_turns: bool) -> Iterator[tuple[str, np.ndarray]]:
@@ -258,7 +288,7 @@ def parts_of(name: str, numbers: np.ndarray, whole: Any, *, in_turns: bool) -> I
             )
     elif name.endswith("shared_mlp.input_linear.weight"):
         yield from zip((f"{block}.ffn_{one}_shexp.weight" for one in ("gate", "up")), np.split(numbers, 2), strict=True)
-    elif name.endswith("router.weight"):
+    elif name.endswith(".router.weight") and "feed_forward" not in name:
         yield f"{block}.ffn_gate_inp.weight", numbers
     elif last == "e_score_correction_bias":
         yield f"{block}.exp_probs_b.bias", numbers
@@ -459,6 +489,31 @@ def test_unknown_splits_are_refused(pre: str, folders: Callable[[str], Path], tm
         loaded(path)
 
 
+def test_texts_of_gemma_3n(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """Become the tokens of its own tokenizer, which puts no space before them, as Llama's does."""
+    named = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>"]
+    pieces = ["\u2581", "d", "e", "f", "de", "def", "\u2581def", "\n", "\n\n", "\u2581\u2581"]
+    tokens = [*named, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    merges = [("d", "e"), ("de", "f"), ("\u2581", "def"), ("\n", "\n"), ("\u2581", "\u2581")]
+    own = hf.GemmaTokenizer({token: i for i, token in enumerate(tokens)}, merges)
+    own.add_special_tokens({"additional_special_tokens": named[5:]})
+
+    def write(writer: Any) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([*tokens, *(f"<unused{i}>" for i in range(len(tokens), 4096))])
+        writer.add_token_scores([0.0] * 4096)
+        writer.add_token_types([*([3] * 6), *([6] * 256), *([1] * (4096 - 262))])
+        for i, kind in enumerate(("pad", "eos", "bos", "unk")):
+            getattr(writer, f"add_{kind}_token_id")(i)
+
+    model = MODELS["gemma3n"]
+    path = written(tmp_path / "model.gguf", "gemma3n", told(model), tensors_of(folders("gemma3n"), model), write)
+    _, tokenizer = settings(path, read_header(path, "x"))
+    for text in ("def  def\n\n", " def<start_of_turn>\ndef", "x\u00e9"):
+        ids = own(text, add_special_tokens=False).input_ids
+        assert tokenizer(text).input_ids == [2, *ids]
+
+
 def test_letters_and_marks_of_command_r(folders: Callable[[str], Path], tmp_path: Path) -> None:
     """Become single letters, as transformers' own tokenizer of the family has it."""
     path = made("cohere2", folders("cohere2"), tmp_path / "model.gguf", pre="command-r")
@@ -468,6 +523,13 @@ def test_letters_and_marks_of_command_r(folders: Callable[[str], Path], tmp_path
     for text in ("Ab don't 1234  x\n", "12a 3"):
         own, other = (one.pre_tokenizer.pre_tokenize_str(text) for one in (tokenizer.backend_tokenizer, theirs))
         assert own == other
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gemma3n", "glm4moe"])
+def test_keys_of_a_token_are_counted(name: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """Of latent attention, layers that see the keys of others, and layers that are left out, as of the folder."""
+    path = made(name, folders(name), tmp_path / "model.gguf")
+    assert known("x", path).kv == known("x", folders(name)).kv
 
 
 NORM = np.ones(64, np.float32)
@@ -491,6 +553,9 @@ NORM = np.ones(64, np.float32)
         ("olmo", {"attention.clamp_kqv": 8.0}, {}, "files of the architecture olmo are not read here"),
         ("olmo3", {"attention.sliding_window_pattern": [True]}, {}, r"sliding_window_pattern = \(True,\) is not"),
         ("olmo3", {"rope.scaling.yarn_ext_factor": 0.5}, {}, r"yarn_ext_factor = 0\.5 is not understood"),
+        ("gemma3n", {"activation_sparsity_scale": [1.6, 0.2, 0.1, -9.0]}, {}, r"activation_sparsity_scale = .* is not"),
+        ("gemma3n", {}, {"altup_proj.weight": np.ones((1, 64, 64), "f4")}, r"weights are missing: model\.altup_proj"),
+        ("gemma3n", {}, {"altup_proj.weight": np.ones((3, 64, 64), "f4")}, r"no such weights as altup_proj\.weight/2"),
         ("glm4", {"rope.dimension_count": 22}, {}, r"rope\.dimension_count = 22 is not understood"),
         ("glm4moe", {"expert_gating_func": 1}, {}, r"expert_gating_func = 1 is not understood"),
         ("glm4moe", {}, {"blk.1.exp_probs_b.bias": None}, r"weights are missing: .*layers\.1\.mlp\.gate\.e_score_corr"),
