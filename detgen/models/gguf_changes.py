@@ -30,6 +30,7 @@ CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "turned": lambda x: x.T,
     "in one row": lambda x: x[None],
     "flat": np.ravel,
+    "in one row": np.atleast_2d,
     "flat logarithm": lambda x: logarithms(x).ravel(),
     "in rows of one": lambda x: x[:, None],
 }

@@ -127,6 +127,7 @@ def nets(config: Any) -> Mapping[str, Change]:
         **{f"{name}.weight": Change(by="less one") for name in (*_NORMS, "output_norm")},
         "ssm_a": Change(by="logarithm"),
         "ssm_conv1d.weight": Change(by="in rows of one"),
+        "ffn_gate_inp_shexp.weight": Change(by="in one row"),  # as which llama-quantize does not write it
         _JOINED: Change(np.concatenate(parts, 1).ravel()),
     }
 

@@ -418,6 +418,14 @@ def test_stored_weights_stand_for_their_numbers(
     assert same_bits(bits_of(file), bits_of(same))
 
 
+def test_a_single_row_may_be_a_list(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """Which llama-quantize makes of it."""
+    folder, name = folders("qwen3next"), MODELS["qwen3next"][0]
+    tensors = dict(tensors_of(folder, FAMILIES[name], hf.AutoConfig.from_pretrained(folder)))
+    more = {tensor: numbers[0] for tensor, numbers in tensors.items() if "gate_inp_shexp" in tensor}
+    check_same(made("qwen3next", folder, tmp_path / "model.gguf", more=more), folder)
+
+
 @pytest.mark.parametrize(
     ("name", "lists"),
     [
