@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _EVERY = 4  # of so many layers, the last one sees all, or rotates nothing
 _THETA = 10000.0  # of rotary embeddings of which a file does not say it, and of Hunyuan's before it is multiplied
+_WINDOWED = 64  # layers of the EXAONE 4 that has windows, whatever a file says
 _OLMO_EPSILON = 1e-5  # of the first OLMo's norms
 RMS, _MEAN = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
@@ -218,7 +219,7 @@ def exaone4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
     """Of EXAONE 4, with windows, of whose layers only these rotate, or without."""
     from transformers import Exaone4Config
 
-    window = of.take("attention.sliding_window", int, 0)
+    window = of.take("attention.sliding_window", int, None if of.layers == _WINDOWED else 0)
     windows = of.each("attention.sliding_window_pattern", bool) if window else [False] * of.layers
     return Exaone4Config(**usual(of, header), sliding_window=window or None, layer_types=_kinds(windows))
 

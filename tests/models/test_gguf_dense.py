@@ -245,7 +245,7 @@ MODELS = {
         "olmoe", lambda: hf.OlmoeConfig(**SIZES, num_experts=6, num_experts_per_tok=3), {"expert_weights_norm": None}
     ),
 }
-SOME = ("gemma3n", "granite", "granitemoeshared", "olmo3", "glm4moe", "deepseek_v2", "hunyuan", "llama4")
+SOME = ("gemma3n", "granitemoeshared", "olmo3", "glm4moe", "deepseek_v2", "hunyuan", "llama4")
 
 
 def told(model: Model) -> dict[str, Any]:
@@ -556,6 +556,12 @@ NORM = np.ones(64, np.float32)
         ("gemma3n", {"activation_sparsity_scale": [1.6, 0.2, 0.1, -9.0]}, {}, r"activation_sparsity_scale = .* is not"),
         ("gemma3n", {}, {"altup_proj.weight": np.ones((1, 64, 64), "f4")}, r"weights are missing: model\.altup_proj"),
         ("gemma3n", {}, {"altup_proj.weight": np.ones((3, 64, 64), "f4")}, r"no such weights as altup_proj\.weight/2"),
+        (
+            "exaone4",
+            {"block_count": 64, "attention.sliding_window": None},
+            {f"blk.{i}.attn_norm.weight": np.ones(64, np.float32) for i in range(64)},
+            r"attention\.sliding_window is missing",
+        ),
         ("glm4", {"rope.dimension_count": 22}, {}, r"rope\.dimension_count = 22 is not understood"),
         ("glm4moe", {"expert_gating_func": 1}, {}, r"expert_gating_func = 1 is not understood"),
         ("glm4moe", {}, {"blk.1.exp_probs_b.bias": None}, r"weights are missing: .*layers\.1\.mlp\.gate\.e_score_corr"),
