@@ -28,7 +28,6 @@ CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "less one": lambda x: x - 1,
     "logarithm": logarithms,
     "turned": lambda x: x.T,
-    "in one row": lambda x: x[None],
     "flat": np.ravel,
     "in one row": np.atleast_2d,
     "flat logarithm": lambda x: logarithms(x).ravel(),
