@@ -332,6 +332,8 @@ def _converted(place: Place, processor: Any, name: str) -> tuple[Place, tuple[in
         order = ((-1 - made.reshape(rows, -1)[:, 0]) // 2 ** len(columns)).astype(np.int64)
         if sorted(order) == list(range(rows)) and np.array_equal(sample[order], made):
             return (place if np.array_equal(sample, made) else place._replace(order=order)), place.shape
+    if made.ndim > 2 and np.array_equal(made, sample[None]):  # in one row, as it is there already
+        return place, place.shape
     for by, changed in CHANGES.items():
         if np.array_equal(changed(sample), made):
             return place._replace(change=by), changed(np.broadcast_to(np.float32(-1), place.shape)).shape

@@ -237,6 +237,18 @@ def test_mixtures_in_float32(family: str, random_model: Callable[..., Path], tmp
     assert same_bits(bits_of(found), bits_of(want))
 
 
+def test_a_gate_of_one_row_may_be_a_matrix(
+    random_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llama.cpp's converter writes it; llama-quantize makes it a list."""
+    parts = gguf_file._parts
+    monkeypatch.setattr(
+        gguf_file, "_parts", lambda name, x: [(name, x)] if name.endswith("expert_gate.weight") else parts(name, x)
+    )
+    model = plain_tokenizer(random_model(mixture("qwen2_moe")))
+    assert same_bits(bits_of(loaded(made(model, tmp_path / "model.gguf"))), bits_of(loaded(model)))
+
+
 @pytest.mark.parametrize(
     ("family", "kinds"),
     [
