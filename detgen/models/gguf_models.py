@@ -34,6 +34,8 @@ _LEFT_OUT = {
     "attention.key_length": "head_dim",
     "attention.value_length": "head_dim",
     "attention.sliding_window": "sliding_window",
+    "attention.layer_norm_epsilon": "norm_eps",
+    "use_parallel_residual": "use_parallel_residual",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "expert_count": "num_local_experts",
@@ -41,6 +43,8 @@ _LEFT_OUT = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+# Of rotary embeddings, by the kind of layers that have them, where there are several.
+_BASES = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
 # Layers of the models with 27 billion parameters, whose queries are divided by sqrt(hidden size / heads).
 _LARGEST = {"gemma2": 46, "gemma3": 62}
 _CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is loaded
@@ -120,12 +124,18 @@ def _complete(config: Any, header: Header) -> None:
         # The files do not say what queries are divided by the root of; llama.cpp knows it by the size of the model.
         largest = config.num_hidden_layers == _LARGEST[header.architecture]
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if largest else config.head_dim
+    if header.architecture == "gpt2":
+        config.n_positions = config.n_ctx  # by which the table has its size
     for key, value in header.settings.items():
         family, _, setting = key.partition(".")
         if family != header.architecture or setting in _CHECKED | stretched or known.get(setting) is not None:
             continue
         name = _LEFT_OUT.get(setting, "")
-        if hasattr(config, name):
+        rotary = getattr(config, "rope_parameters", None) or {}
+        rotary = rotary.get(_BASES.get(setting), rotary if setting == "rope.freq_base" else {})
+        if setting in _BASES and "rope_theta" in rotary:
+            rotary["rope_theta"] = value
+        elif hasattr(config, name):
             setattr(config, name, value)
         elif not (name == "head_dim" and value == config.hidden_size // config.num_attention_heads) and (
             setting != "rope.scaling.type" or value != "none"

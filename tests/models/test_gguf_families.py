@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +89,31 @@ def test_what_transformers_leaves_out_of_gemma(
     model = type(read)(right).eval()
     model.load_state_dict(read.state_dict())
     check(path, model)
+
+
+SAID: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
+    "gemma3": (
+        {"rope.freq_base_swa": 500.0},
+        lambda config: config.rope_parameters["sliding_attention"].update(rope_theta=500.0),
+    ),
+    "starcoder2": ({"rope.freq_base": 500.0}, lambda config: config.rope_parameters.update(rope_theta=500.0)),
+    "stablelm": ({"use_parallel_residual": False}, lambda config: setattr(config, "use_parallel_residual", False)),
+    "nemotron": ({"attention.layer_norm_epsilon": 0.5}, lambda config: setattr(config, "norm_eps", 0.5)),
+}
+
+
+@pytest.mark.parametrize("family", SAID)
+def test_what_llama_cpp_writes_and_transformers_leaves_out(family: str, folder: Path, tmp_path: Path) -> None:
+    config, settings = FAMILIES[family]
+    said, change = SAID[family]
+    path = drawn(config, tmp_path / "model.gguf", folder, settings | said)
+    read = by_transformers(path)
+    change(read.config)
+    model = type(read)(read.config).eval()
+    model.load_state_dict(read.state_dict())
+    check(path, model)
+
+
+def test_a_gpt_2_of_few_positions(folder: Path, tmp_path: Path) -> None:
+    config = hf.GPT2Config(vocab_size=4096, n_embd=64, n_layer=2, n_head=4, n_ctx=96, n_positions=96)
+    assert Engine(target=drawn(config, tmp_path / "model.gguf", folder, {})).context == 96
