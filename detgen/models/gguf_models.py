@@ -36,6 +36,7 @@ _LEFT_OUT = {
     "attention.sliding_window": "sliding_window",
     "attention.layer_norm_epsilon": "norm_eps",
     "use_parallel_residual": "use_parallel_residual",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",  # of Phi-3, also without a scaling
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "expert_count": "num_local_experts",
@@ -136,7 +137,7 @@ def _complete(config: Any, header: Header) -> None:
         if setting in _BASES and "rope_theta" in rotary:
             rotary["rope_theta"] = value
         elif hasattr(config, name):
-            setattr(config, name, value)
+            setattr(config, name, None if name == "sliding_window" and not value else value)
         elif not (name == "head_dim" and value == config.hidden_size // config.num_attention_heads) and (
             setting != "rope.scaling.type" or value != "none"
         ):

@@ -15,6 +15,8 @@ from helpers.gguf_files import drawn, plain_model
 from helpers.small_models import STORED
 
 from detgen import Engine, Request, SamplingParams
+from detgen.models.gguf_header import Header
+from detgen.models.gguf_models import _complete
 
 CONVOLVED = ["conv", "full_attention"]
 # Configurations, and settings of files that they do not say.
@@ -96,7 +98,10 @@ SAID: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
         {"rope.freq_base_swa": 500.0},
         lambda config: config.rope_parameters["sliding_attention"].update(rope_theta=500.0),
     ),
-    "starcoder2": ({"rope.freq_base": 500.0}, lambda config: config.rope_parameters.update(rope_theta=500.0)),
+    "starcoder2": (
+        {"rope.freq_base": 500.0, "attention.sliding_window": 0},
+        lambda config: (config.rope_parameters.update(rope_theta=500.0), setattr(config, "sliding_window", None)),
+    ),
     "stablelm": ({"use_parallel_residual": False}, lambda config: setattr(config, "use_parallel_residual", False)),
     "nemotron": ({"attention.layer_norm_epsilon": 0.5}, lambda config: setattr(config, "norm_eps", 0.5)),
 }
@@ -112,6 +117,13 @@ def test_what_llama_cpp_writes_and_transformers_leaves_out(family: str, folder: 
     model = type(read)(read.config).eval()
     model.load_state_dict(read.state_dict())
     check(path, model)
+
+
+def test_a_phi_3_that_is_not_stretched() -> None:
+    """Its files have the length before it all the same."""
+    config = hf.Phi3Config()
+    _complete(config, Header("phi3", {"phi3.rope.scaling.original_context_length": 2048}, {}, {}))
+    assert config.original_max_position_embeddings == 2048
 
 
 def test_a_gpt_2_of_few_positions(folder: Path, tmp_path: Path) -> None:
