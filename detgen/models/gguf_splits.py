@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
+from detgen.models.gguf_configs import not_understood
 from detgen.models.gguf_header import Header
 
 _KEY, _MODEL, BEGINS = (f"tokenizer.ggml.{name}" for name in ("pre", "model", "add_bos_token"))
@@ -109,9 +110,9 @@ def way_of(header: Header) -> Way | None:
         return None
     name = header.settings.get(_KEY, "gpt-2" if header.architecture in _UNNAMED else None)
     if name is None:
-        raise ValueError(f"it does not say how texts are split ({_KEY}), as old files; convert the model again")
+        raise ValueError(f"it does not say how its texts are split ({_KEY}); convert the model again")
     if name not in WAYS:
-        raise ValueError(f"its setting {_KEY} = {name} is not understood here; give the model as a folder")
+        raise not_understood(_KEY, name)
     return WAYS[name]
 
 

@@ -188,8 +188,7 @@ class SideBySide(NamedTuple):
     @property
     def dtype(self) -> np.dtype[Any]:
         """In which it can be read whole."""
-        kinds = {part.dtype for part in self.parts}
-        return kinds.pop() if len(kinds) == 1 else FLOAT32
+        return _one_of([part.dtype for part in self.parts])
 
     @property
     def size(self) -> int:
@@ -222,8 +221,7 @@ class Below(NamedTuple):
     @property
     def dtype(self) -> np.dtype[Any]:
         """In which it can be read whole."""
-        kinds = {part.dtype for part in self.parts}
-        return kinds.pop() if len(kinds) == 1 else FLOAT32
+        return _one_of([part.dtype for part in self.parts])
 
     @property
     def size(self) -> int:
@@ -256,8 +254,7 @@ class Heads(NamedTuple):
     @property
     def dtype(self) -> np.dtype[Any]:
         """In which it can be read whole."""
-        kinds = {part.dtype for part in self.parts}
-        return kinds.pop() if len(kinds) == 1 else FLOAT32
+        return _one_of([part.dtype for part in self.parts])
 
     @property
     def size(self) -> int:
@@ -299,8 +296,7 @@ class Stack(NamedTuple):
     @property
     def dtype(self) -> np.dtype[Any]:
         """In which they can be read: theirs if all have one."""
-        kinds = {part.dtype for expert in self.parts for part in expert}
-        return kinds.pop() if len(kinds) == 1 else FLOAT32
+        return _one_of([part.dtype for expert in self.parts for part in expert])
 
     def read(self, rows: slice = ALL) -> np.ndarray:
         """The weights of all experts, or of some consecutive ones; errors as `Place.read`."""
@@ -346,6 +342,11 @@ class Reader:
             return weight
         with np.errstate(over="ignore"):
             return weight.astype(self._dtype, copy=False)
+
+
+def _one_of(kinds: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """The number format that all parts have; float32 if they have several."""
+    return kinds[0] if len({*kinds}) == 1 else FLOAT32
 
 
 def _is_plain(place: Lying) -> bool:
