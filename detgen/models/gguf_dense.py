@@ -57,7 +57,8 @@ def rotary(of: Said, size: int, *, partly: bool = False, multiplier: float = 0.0
     if turned != size:
         if not partly or not 0 < turned < size:
             raise of.misunderstood("rope.dimension_count", turned)
-        made["partial_rotary_factor"] = (turned + 0.5) / size  # so that what is rounded down is the number that it was
+        share = turned / size  # what is rounded down has to be the number that it was
+        made["partial_rotary_factor"] = share if int(size * share) == turned else (turned + 0.5) / size
     kind = of.take("rope.scaling.type", str, "none")
     if kind == "none":
         return made

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from detgen.models.gguf_changes import Change
 from detgen.models.gguf_configs import Said, rows_of
+from detgen.models.gguf_dense import rotary
 from detgen.models.gguf_header import Header
 from detgen.models.gguf_scans import scans
 from detgen.models.gguf_states import (
@@ -19,7 +20,6 @@ from detgen.models.gguf_states import (
     has,
     heads_of,
     heads_of_layers,
-    rotation_of,
     whole_of,
     wider_of,
 )
@@ -109,7 +109,7 @@ def granitehybrid(of: Said, header: Header, _: Path) -> PreTrainedConfig:
         embedding_multiplier=of.number("embedding_scale", 1.0),
         residual_multiplier=of.number("residual_scale", 1.0),
         logits_scaling=of.number("logit_scale", 1.0),
-        rope_parameters=rotation_of(of, whole["hidden_size"] // heads),
+        rope_parameters=rotary(of, whole["hidden_size"] // heads),
         position_embedding_type="rope" if rotated else None,
         rms_norm_eps=of.number(EPSILON),
         intermediate_size=of.take("feed_forward_length", int),
@@ -133,7 +133,7 @@ def falcon_h1(of: Said, header: Header, _: Path) -> PreTrainedConfig:
         **sizes,
         num_hidden_layers=of.layers,
         intermediate_size=of.take("feed_forward_length", int),
-        rope_parameters=rotation_of(of, heads["head_dim"]),
+        rope_parameters=rotary(of, heads["head_dim"]),
         rms_norm_eps=of.number(EPSILON),
         mamba_d_ssm=inner,
         mamba_rms_norm=has(header, "ssm_norm.weight"),

@@ -11,6 +11,7 @@ import numpy as np
 from detgen.models import gguf_states as states
 from detgen.models.gguf_changes import Change
 from detgen.models.gguf_configs import Said
+from detgen.models.gguf_dense import rotary
 from detgen.models.gguf_header import Header
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _delta_nets(of: Said, header: Header) -> dict[str, Any]:
         "num_hidden_layers": of.layers,
         "layer_types": [states.RECURRENT if net else states.ATTENTION for net in nets[: of.layers]],
         "rms_norm_eps": of.number(states.EPSILON),
-        "rope_parameters": states.rotation_of(of, heads["head_dim"], partly=True),
+        "rope_parameters": rotary(of, heads["head_dim"], partly=True),
     }
 
 
@@ -113,7 +114,7 @@ def lfm2moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
         moe_intermediate_size=of.take("expert_feed_forward_length", int),
         conv_L_cache=of.take("shortconv.l_cache", int),
         norm_eps=of.number(states.EPSILON),
-        rope_parameters=states.rotation_of(of, whole["hidden_size"] // heads),
+        rope_parameters=rotary(of, whole["hidden_size"] // heads),
     )
 
 

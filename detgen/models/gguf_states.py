@@ -33,27 +33,6 @@ def heads_of(of: Said, hidden: int, kept: int | None = None) -> dict[str, int]:
     return {"num_attention_heads": heads, "num_key_value_heads": kept, "head_dim": size}
 
 
-def rotation_of(of: Said, size: int, *, partly: bool = False) -> dict[str, Any]:
-    """A rotary embedding of so many entries of a head, or of some of them."""
-    if not partly:
-        of.agree("rope.dimension_count", size)
-    turned = of.take("rope.dimension_count", int, size)
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": of.number("rope.freq_base")}
-    if turned != size:
-        share = turned / size
-        found["partial_rotary_factor"] = share if int(size * share) == turned else (turned + 0.5) / size
-    kind = of.take("rope.scaling.type", str, "none")
-    if kind not in ("none", "linear", "yarn"):
-        raise of.misunderstood("rope.scaling.type", kind)
-    if kind != "none":
-        found |= {"rope_type": kind, "factor": of.number("rope.scaling.factor")}
-    if kind == "yarn":
-        found["original_max_position_embeddings"] = of.take("rope.scaling.original_context_length", int)
-        found["beta_fast"] = of.number("rope.scaling.yarn_beta_fast", 32.0)
-        found["beta_slow"] = of.number("rope.scaling.yarn_beta_slow", 1.0)
-    return found
-
-
 def heads_of_layers(of: Said) -> list[int]:
     """Keys and values of each layer: 0 in those that have no attention, and as many in all others."""
     kept = of.each("attention.head_count_kv", int)
