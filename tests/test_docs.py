@@ -379,7 +379,7 @@ EXAMPLES = {
         "detgen/kernels/triton/rowwise.py",
         "detgen/kernels/triton/runner.py",
     },
-    "A weight format": {"detgen/models/gguf_kinds.py", "detgen/program/storage.py"},
+    "A weight format": {"detgen/models/gguf/kinds.py", "detgen/program/storage.py"},
 }
 
 

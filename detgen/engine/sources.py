@@ -9,7 +9,7 @@ from detgen.engine.config import EngineConfig
 from detgen.errors import EngineError
 from detgen.models.adapter_files import check_adapter
 from detgen.models.folders import check_folder, local_place
-from detgen.models.gguf_header import check_gguf
+from detgen.models.gguf.header import check_gguf
 from detgen.models.hub import fetched
 from detgen.progress import Observer
 

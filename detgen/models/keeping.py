@@ -4,7 +4,7 @@ Kept are the model's modules without their weights, its tokenizer, and what its 
 which follow from the model's files, the settings and the versions of libraries. Packed passes are compared each time a
 model is prepared, kept or not (`detgen/runner/comparing.py`). Nothing is kept of models with code of their own, of
 those that transformers itself has to load, of GGUF files about which it need not be asked
-(`detgen/models/gguf_plain.py`), and where the user's cache cannot be written.
+(`detgen/models/gguf/plain.py`), and where the user's cache cannot be written.
 
 What was told of the embedded models is shipped beside them, so that not even their first run asks. It is what the
 versions of the release told, by its own code, whatever is installed: the models are the release's, too. A test compares

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from detgen.errors import DEMO, EngineError
 from detgen.models.families import FAMILIES
 from detgen.models.folders import EMBEDDED, Tensor, check_folder, local_place
-from detgen.models.gguf_header import read_header
+from detgen.models.gguf.header import read_header
 
 _BITS = {"float32": 32.0, "bfloat16": 16.0, "q8": 8.5, "q4_k": 4.5}
 _TOWERS = re.compile(

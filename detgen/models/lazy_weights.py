@@ -18,7 +18,7 @@ import numpy as np
 
 from detgen.models import bitsandbytes_weights, mxfp4_weights
 from detgen.models.folders import Stored, Tensor
-from detgen.models.gguf_kinds import NAMED
+from detgen.models.gguf.kinds import NAMED
 from detgen.models.stored import Lying, Place, Reader, Stack, turned, whole, without_weights
 from detgen.models.wrappers import is_made, is_read_here_alone, of_text, renaming, without_towers
 from detgen.program import arrays

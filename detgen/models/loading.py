@@ -19,7 +19,7 @@ from detgen.errors import DTypeName, EngineError, QuantName
 from detgen.kernels.c.quantizing import MADE, Form
 from detgen.kernels.c.threads import use_threads
 from detgen.machine import CPU, Device
-from detgen.models import gguf_models, lazy_weights
+from detgen.models import lazy_weights
 from detgen.models.adapter_files import Adapter, check_adapter
 from detgen.models.bitsandbytes_weights import QUANTS, Quantizing, is_quantized
 from detgen.models.description import has_description
@@ -35,8 +35,9 @@ from detgen.models.fitting import (
     check_weights,
 )
 from detgen.models.folders import Stored, check_folder, local_place
-from detgen.models.gguf_header import Header, check_gguf
-from detgen.models.gguf_plain import plain_model
+from detgen.models.gguf import models as gguf_models
+from detgen.models.gguf.header import Header, check_gguf
+from detgen.models.gguf.plain import plain_model
 from detgen.models.hub import fetched
 from detgen.models.keeping import Kept, Place
 from detgen.models.kept_tokenizer import KeptTokenizer, facts_of

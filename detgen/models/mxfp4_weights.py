@@ -16,7 +16,7 @@ import numpy as np
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Quantized
 from detgen.models.folders import Tensor
-from detgen.models.gguf_kinds import MXFP4_IN_PAIRS
+from detgen.models.gguf.kinds import MXFP4_IN_PAIRS
 from detgen.models.stored import ALL, Place, whole
 from detgen.program.arrays import FLOAT32
 from detgen.program.operands import GROUP

@@ -14,8 +14,8 @@ import numpy as np
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import Quantized, cat, in_turns, rows_of
-from detgen.models.gguf_changes import CHANGES
-from detgen.models.gguf_kinds import NAMED, Kind
+from detgen.models.gguf.changes import CHANGES
+from detgen.models.gguf.kinds import NAMED, Kind
 from detgen.models.skeleton import Parameter
 from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, array, floats, placeholder, tensor, torch_dtype
 

@@ -4,7 +4,7 @@ Where linear layers round what they read, a comparison with a forward in floatin
 widen all weights. Of a model that is kept, it is enough that its passes give the very bits that they gave in the run
 that compared them: they are the same on any processor.
 
-No forward has been asked of a model that is made of its file's header (`detgen/models/gguf_plain.py`), whose families
+No forward has been asked of a model that is made of its file's header (`detgen/models/gguf/plain.py`), whose families
 tests compare: its passes have to give numbers.
 """
 

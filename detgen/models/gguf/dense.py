@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from detgen.models.gguf_configs import Said, rows_of
-from detgen.models.gguf_header import Header
+from detgen.models.gguf.configs import Said, rows_of
+from detgen.models.gguf.header import Header
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -23,8 +23,8 @@ from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.machine import CPU
-from detgen.models.gguf_header import read_header
-from detgen.models.gguf_models import empty_model, ends, kept_places, reader_of, settings
+from detgen.models.gguf.header import read_header
+from detgen.models.gguf.models import empty_model, ends, kept_places, reader_of, settings
 from detgen.models.known import known
 from detgen.models.stored import whole
 from detgen.program.experts import ExpertLinear

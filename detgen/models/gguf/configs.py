@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from detgen.models.gguf_header import Header
+from detgen.models.gguf.header import Header
 from detgen.models.stored import Place, whole
 
 if TYPE_CHECKING:

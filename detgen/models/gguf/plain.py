@@ -2,7 +2,7 @@
 
 A first start would ask transformers for seconds, mostly to import it. Each setting and each tensor of a file has to be
 understood here; where one is not, transformers is asked. Tests ask it for these, too: modules, tokenizer, places of
-weights and bits are the same (`tests/models/test_gguf_plain.py`).
+weights and bits are the same (`tests/models/gguf/test_plain.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from detgen.kernels.attention import AttentionTraits
-from detgen.models.gguf_configs import FACTORS, Said, not_understood
-from detgen.models.gguf_header import Header
-from detgen.models.gguf_tokenizer import tokenizer_facts
+from detgen.models.gguf.configs import FACTORS, Said, not_understood
+from detgen.models.gguf.header import Header
+from detgen.models.gguf.tokenizer import tokenizer_facts
 from detgen.models.own_forward import Layout, OwnForward
 from detgen.models.rotary import frequencies_of
 from detgen.models.stored import Place, whole

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from detgen.models.gguf_families import GGUF_FAMILIES
-from detgen.models.gguf_header import Header
-from detgen.models.gguf_quickly import quick_gguf
+from detgen.models.gguf.families import GGUF_FAMILIES
+from detgen.models.gguf.header import Header
+from detgen.models.gguf.quickly import quick_gguf
 
 # What all experts have, which parameters it belongs to, and which part of these it is.
 _EXPERTS = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<part>gate|up|down)_exps\.(?P<kind>weight|bias)")

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 
 from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
-from detgen.models.gguf_header import read_header
-from detgen.models.gguf_models import ends, settings
+from detgen.models.gguf.header import read_header
+from detgen.models.gguf.models import ends, settings
 from detgen.models.known import known
 from detgen.models.loading import load_model
 

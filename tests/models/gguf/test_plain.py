@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from detgen import Engine
 from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
-from detgen.models import gguf_models, keeping
+from detgen.models import keeping
 from detgen.models.byte_letters import byte_letters
-from detgen.models.gguf_header import list_of, read_header
-from detgen.models.gguf_plain import Plain, plain_model
-from detgen.models.gguf_splits import WAYS
+from detgen.models.gguf import models as gguf_models
+from detgen.models.gguf.header import list_of, read_header
+from detgen.models.gguf.plain import Plain, plain_model
+from detgen.models.gguf.splits import WAYS
 from detgen.models.kept_tokenizer import facts_of
 from detgen.models.loading import LoadedModel, asking, load_model
 from detgen.models.settings import context_of

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from detgen.models import gguf_states as states
-from detgen.models.gguf_changes import Change
-from detgen.models.gguf_configs import Said
-from detgen.models.gguf_dense import rotary
-from detgen.models.gguf_header import Header
+from detgen.models.gguf import states as states
+from detgen.models.gguf.changes import Change
+from detgen.models.gguf.configs import Said
+from detgen.models.gguf.dense import rotary
+from detgen.models.gguf.header import Header
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from detgen.models.description import describe
-from detgen.models.gguf_changes import CHANGES, Change
-from detgen.models.gguf_configs import ELSE, FACTORS, not_understood
-from detgen.models.gguf_families import GGUF_FAMILIES, config_of
-from detgen.models.gguf_header import Header
-from detgen.models.gguf_splits import BEGINS, take_texts, way_of
-from detgen.models.gguf_tokenizer import own_tokenizer
+from detgen.models.gguf.changes import CHANGES, Change
+from detgen.models.gguf.configs import ELSE, FACTORS, not_understood
+from detgen.models.gguf.families import GGUF_FAMILIES, config_of
+from detgen.models.gguf.header import Header
+from detgen.models.gguf.splits import BEGINS, take_texts, way_of
+from detgen.models.gguf.tokenizer import own_tokenizer
 from detgen.models.stored import Below, Heads, Lying, Place, Reader, SideBySide, turned, whole, without_weights
 from detgen.program.arrays import FLOAT32, floats
 from detgen.program.arrays import tensor as as_tensor
@@ -70,7 +70,7 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
     """
     from transformers import AutoConfig, AutoTokenizer, MixtralConfig, TokenizersBackend
 
-    from detgen.models.gguf_quickly import quick_gguf
+    from detgen.models.gguf.quickly import quick_gguf
 
     config, way = config_of(header, path), way_of(header)
     if config is not None and way is not None and not GGUF_FAMILIES[header.architecture].tokenized:
@@ -164,7 +164,7 @@ def empty_model(
     """
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-    from detgen.models.gguf_names import Names
+    from detgen.models.gguf.names import Names
 
     model = without_weights(config, FLOAT32)
     if describe(model) is None or header.architecture in _OTHERWISE:

@@ -8,7 +8,7 @@ from tokenizers.models import BPE
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from detgen.models.byte_letters import byte_letters
-from detgen.models.gguf_splits import WAYS, take_texts
+from detgen.models.gguf.splits import WAYS, take_texts
 
 
 def test_splits_are_those_of_transformers() -> None:

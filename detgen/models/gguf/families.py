@@ -10,14 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from detgen.models import gguf_dense as dense
-from detgen.models import gguf_mambas as mambas
-from detgen.models import gguf_mixtures as mixtures
-from detgen.models import gguf_nets as nets
-from detgen.models import gguf_scans as scans
-from detgen.models.gguf_changes import Change
-from detgen.models.gguf_configs import Said, gemma3n, gemma4, gpt_oss
-from detgen.models.gguf_header import Header
+from detgen.models.gguf import dense as dense
+from detgen.models.gguf import mambas as mambas
+from detgen.models.gguf import mixtures as mixtures
+from detgen.models.gguf import nets as nets
+from detgen.models.gguf import scans as scans
+from detgen.models.gguf.changes import Change
+from detgen.models.gguf.configs import Said, gemma3n, gemma4, gpt_oss
+from detgen.models.gguf.header import Header
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from detgen.models.gguf_configs import not_understood
-from detgen.models.gguf_header import Header
+from detgen.models.gguf.configs import not_understood
+from detgen.models.gguf.header import Header
 
 _KEY, _MODEL, BEGINS = (f"tokenizer.ggml.{name}" for name in ("pre", "model", "add_bos_token"))
 # Architectures whose old files name nothing, and mean GPT-2's way.

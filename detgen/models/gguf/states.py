@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from detgen.models.gguf_configs import Said, rows_of
-from detgen.models.gguf_header import Header
+from detgen.models.gguf.configs import Said, rows_of
+from detgen.models.gguf.header import Header
 
 Names = dict[str, tuple[str, int | None]]  # of parameters, and their parts, see `GgufFamily`
 ATTENTION, RECURRENT = "full_attention", "linear_attention"  # kinds of layers

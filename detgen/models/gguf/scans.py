@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from detgen.models.gguf_changes import Change
-from detgen.models.gguf_configs import Said
-from detgen.models.gguf_header import Header
-from detgen.models.gguf_states import EPSILON, alone_of, has, heads_of_layers, whole_of, wider_of
+from detgen.models.gguf.changes import Change
+from detgen.models.gguf.configs import Said
+from detgen.models.gguf.header import Header
+from detgen.models.gguf.states import EPSILON, alone_of, has, heads_of_layers, whole_of, wider_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

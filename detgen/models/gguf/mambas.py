@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from detgen.models.gguf_changes import Change
-from detgen.models.gguf_configs import Said, rows_of
-from detgen.models.gguf_dense import rotary
-from detgen.models.gguf_header import Header
-from detgen.models.gguf_scans import scans
-from detgen.models.gguf_states import (
+from detgen.models.gguf.changes import Change
+from detgen.models.gguf.configs import Said, rows_of
+from detgen.models.gguf.dense import rotary
+from detgen.models.gguf.header import Header
+from detgen.models.gguf.scans import scans
+from detgen.models.gguf.states import (
     ATTENTION,
     EPSILON,
     RECURRENT,

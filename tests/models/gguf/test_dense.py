@@ -24,10 +24,10 @@ from transformers import AutoModelForCausalLM
 from detgen.errors import EngineError
 from detgen.kernels.bits import same_bits
 from detgen.models.byte_letters import byte_letters
-from detgen.models.gguf_families import config_of
-from detgen.models.gguf_header import read_header
-from detgen.models.gguf_models import settings
-from detgen.models.gguf_tokenizer import own_tokenizer
+from detgen.models.gguf.families import config_of
+from detgen.models.gguf.header import read_header
+from detgen.models.gguf.models import settings
+from detgen.models.gguf.tokenizer import own_tokenizer
 from detgen.models.known import known
 from detgen.models.loading import load_model
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from detgen.errors import EngineError, QuantName
-from detgen.models.gguf_kinds import KINDS
+from detgen.models.gguf.kinds import KINDS
 
 MAGIC = b"GGUF"
 

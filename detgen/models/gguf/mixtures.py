@@ -1,4 +1,4 @@
-"""Configurations of families with experts, made of what a GGUF file says; see `detgen/models/gguf_dense.py`."""
+"""Configurations of families with experts, made of what a GGUF file says; see `detgen/models/gguf/dense.py`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from detgen.models.gguf_configs import Said
-from detgen.models.gguf_dense import RMS, biased, common, granite_settings, rotary, stretched, usual
-from detgen.models.gguf_header import Header
+from detgen.models.gguf.configs import Said
+from detgen.models.gguf.dense import RMS, biased, common, granite_settings, rotary, stretched, usual
+from detgen.models.gguf.header import Header
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

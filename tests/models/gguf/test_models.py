@@ -36,10 +36,10 @@ from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.quantizing import Quantized
 from detgen.machine import CPU
 from detgen.models.folders import model_files
-from detgen.models.gguf_header import check_gguf, read_header
-from detgen.models.gguf_kinds import NAMED
-from detgen.models.gguf_models import empty_model
-from detgen.models.gguf_quickly import QuickReader, quick_gguf
+from detgen.models.gguf.header import check_gguf, read_header
+from detgen.models.gguf.kinds import NAMED
+from detgen.models.gguf.models import empty_model
+from detgen.models.gguf.quickly import QuickReader, quick_gguf
 from detgen.models.loading import load_model, load_tokenizer
 from detgen.models.stored import Place, whole
 from detgen.params import SamplingParams
@@ -519,7 +519,7 @@ def test_each_thing_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) ->
             return super()._get(*arguments, **named)
 
     monkeypatch.setattr("gguf.tensor_mapping.TensorNameMap", Names)
-    monkeypatch.setattr("detgen.models.gguf_quickly.QuickReader", Reader)
+    monkeypatch.setattr("detgen.models.gguf.quickly.QuickReader", Reader)
     monkeypatch.setattr(by_package, "load_gguf_checkpoint", saying)
     former = gguf.GGUFReader, gguf.get_tensor_name_map, saying
     loaded(file)
@@ -553,7 +553,7 @@ def test_quickly_is_as_slowly(folder: Path, tmp_path: Path, monkeypatch: pytest.
             found = by_package.load_gguf_checkpoint(str(path))
             assert found == checkpoint
             found["config"].clear()  # as a caller may
-    monkeypatch.setattr("detgen.models.gguf_quickly.quick_gguf", nullcontext)
+    monkeypatch.setattr("detgen.models.gguf.quickly.quick_gguf", nullcontext)
     slow = loaded(path)
     assert quick.model.config.to_diff_dict() == slow.model.config.to_diff_dict()
     assert quick.tokenizer.backend_tokenizer.to_str() == slow.tokenizer.backend_tokenizer.to_str()

@@ -15,8 +15,8 @@ from helpers.gguf_files import drawn, plain_model
 from helpers.small_models import STORED
 
 from detgen import Engine, Request, SamplingParams
-from detgen.models.gguf_header import Header
-from detgen.models.gguf_models import _complete
+from detgen.models.gguf.header import Header
+from detgen.models.gguf.models import _complete
 
 CONVOLVED = ["conv", "full_attention"]
 # Configurations, and settings of files that they do not say.

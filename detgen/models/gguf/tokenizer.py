@@ -1,7 +1,7 @@
 """Byte-level tokenizers of GGUF files, as transformers makes them, without transformers.
 
 What a file says has to be understood, each of its keys; of another one, transformers is asked. Tests ask it for these,
-too (`tests/models/test_gguf_plain.py`).
+too (`tests/models/gguf/test_plain.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, processors
 from tokenizers.models import BPE
 
 from detgen.models.byte_letters import byte_letters
-from detgen.models.gguf_configs import not_understood
-from detgen.models.gguf_header import Header, list_of
-from detgen.models.gguf_splits import Way, take_texts, way_of
+from detgen.models.gguf.configs import not_understood
+from detgen.models.gguf.header import Header, list_of
+from detgen.models.gguf.splits import Way, take_texts, way_of
 from detgen.models.kept_tokenizer import KeptTokenizer
 
 _PREFIX, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
