@@ -16,11 +16,11 @@ from statistics import median
 
 import numpy as np
 import torch
+from families import Trace
 
 from detgen import Engine, Request, SamplingParams
 from detgen.kernels.logprobs import judge_rows
 from detgen.kernels.sampling import Choice, choose
-from detgen.program.arrays import array
 
 VOCABULARIES = (4096, 32_000, 128_256, 151_936)
 ROWS = 4
@@ -65,28 +65,10 @@ def flat(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarray:
 def embedded(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarray:
     """Logits of the embedded model, repeated with noise up to the vocabulary."""
 
-    class Seen:
-        """Keeps the logits."""
-
-        chains = False
-
-        def __init__(self) -> None:
-            self.logits: list[np.ndarray] = []
-
-        def committed(self, seq: object, first: int, logits: np.ndarray) -> None:
-            """Of committed tokens."""
-            self.logits.append(array(logits).copy())
-
-        def finished(self, seq: object, keys: np.ndarray, values: np.ndarray) -> None:
-            """Nothing to keep."""
-
-    seen = Seen()
-    prompt = "def read_lines(path):\n"
-    for _ in Engine(drafter="none", batch_size=1).stream(
-        [Request(0, 0, prompt=prompt, params=SamplingParams(max_tokens=rows, ignore_eos=True))], seen
-    ):
-        pass
-    own = np.concatenate(seen.logits)[:rows]
+    trace, params = Trace(), SamplingParams(max_tokens=rows, ignore_eos=True)
+    request = Request(0, 0, prompt="def read_lines(path):\n", params=params)
+    list(Engine(drafter="none", batch_size=1).stream([request], trace))
+    own = np.concatenate(trace.logits[0])[:rows]
     wide = np.tile(own, (1, -(-vocabulary // own.shape[1])))[:, :vocabulary]
     return wide + 0.3 * draw.standard_normal(wide.shape)
 

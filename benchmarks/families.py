@@ -38,37 +38,8 @@ SECTIONS = (
     (REFUSED, "Refused", "reason"),
     (FAULT, "Faults", "what happens"),
 )
-HEAD = """# Model families
-
-Of the {total} model types that transformers {version} maps to causal language models, {whole} run whole in one call of
-detgen's own pass, {own} run by transformers' forward on detgen's functions, and {refused} are refused with exit status
-2 and the reason listed below. If transformers itself cannot make a model of a type, the reason is its message.
-[Choose a model](choosing.md) says how to run one, [Decoders without a description](generic.md) how the second group
-works.
-
-    python benchmarks/families.py
-
-generates this page and what `detgen models --families` shows. For each type it makes a tiny model with random weights
-in float32, and detgen generates on a CPU from prompts of 5 to 200 tokens, longer than the model's windows. One prompt
-at a time and four at a time must give the same bits. Logits must be those of transformers' eager forward to within
-{close:.0e} of the largest one, and greedy tokens must be the same wherever the two best differ by more. Where a type
-has the setting `is_decoder`, it is on. A tiny model does not show the effect of other settings. For every model that
-is loaded, detgen therefore compares its passes with the model's own forward before it generates.
-
-On CUDA, the types that run whole in one call do so too; all others are refused there.
-
-Multimodal models that transformers maps to other classes, of images or of sounds, run like the language model in them,
-if they keep it in a module called language_model or text_model, and if it sees what a decoder sees; PaliGemma, whose
-prompts see ahead, is refused. Logits are those of the multimodal model: most leave them as they come, even where the
-language model by itself would scale them. Those of Gemma 3n and 4 run by the class of their text part, which needs no
-timm. Tokens that stand for images and sounds have entries in tables beside Gemma 3n's towers, which are not read: here
-they have those of the text's. Layers of Llama 3.2 that see images alone are not read either.
-
-Latent attention (DeepSeek V2 and V3, GLM-4-MoE-lite, MiniCPM 3, Mistral 4) keeps keys and values as its heads read
-them, not compressed, which takes more memory than its cache could.
-
-A proved operator rests on torch: its name, torch's version and the processor are in the profile.
-"""
+COUNTS = """Of the {total} model types that transformers {version} maps to causal language models, {whole} run whole in one call of
+detgen's own pass, {own} run by transformers' forward on detgen's functions, and {refused} are refused"""  # noqa: E501
 ROOT = Path(__file__).parent.parent
 DOC, TABLE = ROOT / "docs" / "models.md", ROOT / "detgen" / "models" / "tried.json"
 
@@ -241,12 +212,13 @@ def table(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"transformers": transformers.__version__, "families": rows}
 
 
-def document(shown: dict[str, Any]) -> str:
-    """docs/models.md, of what `table` gives."""
+def document(page: str, shown: dict[str, Any]) -> str:
+    """docs/models.md with the counts and tables that `table` gives; its prose stays as it is."""
     families = shown["families"]
     counts = Counter(status for _, status, _ in families.values())
     numbers = {"whole": counts[WHOLE], "own": counts[OWN], "refused": counts[REFUSED], "total": len(families)}
-    parts = [HEAD.format(version=shown["transformers"], close=CLOSE, **numbers)]
+    said = COUNTS.format(version=shown["transformers"], **numbers)
+    parts = [re.sub(r"Of the \d+ model types .*? are refused", said, page.partition("\n## ")[0], flags=re.DOTALL)]
     for status, title, column in SECTIONS:
         rows = [(family, made, last) for family, (made, of, last) in families.items() if of == status]
         if rows:
@@ -275,7 +247,7 @@ def main() -> None:
         rows = ",\n".join(f"{json.dumps(family)}: {json.dumps(row)}" for family, row in shown["families"].items())
         version = json.dumps(shown["transformers"])
         TABLE.write_text(f'{{"transformers": {version}, "families": {{\n{rows}\n}}}}\n', encoding="utf-8")
-        DOC.write_text(document(shown), encoding="utf-8")
+        DOC.write_text(document(DOC.read_text(encoding="utf-8"), shown), encoding="utf-8")
     print(dict(Counter(one["status"] for one in found.values())))
     sys.exit(any(one["status"] == FAULT for one in found.values()))
 

@@ -36,7 +36,7 @@ def test_the_page_lists_all_of_the_newest_version() -> None:
 
 
 def test_the_command_shows_what_the_page_says() -> None:
-    assert families.document(json.loads(families.TABLE.read_text(encoding="utf-8"))) == PAGE
+    assert families.document(PAGE, json.loads(families.TABLE.read_text(encoding="utf-8"))) == PAGE
     done = invoke("models", "--families")
     lines = [line.split() for line in done.output.splitlines()]
     assert ["llama", "LlamaForCausalLM", "whole"] in lines
@@ -51,7 +51,7 @@ def test_the_page_tells_of_no_faults() -> None:
         "bloom": {"status": families.REFUSED, "says": "MODEL (Bloom) is not supported: no | of `x` (at `y`)"},
         "gptj": {"status": families.FAULT, "says": "exit 70"},
     }
-    page = families.document(families.table(found))
+    page = families.document(PAGE, families.table(found))
     assert r"| bloom | BloomForCausalLM | no \| of x |" in page
     assert "| apertus | ApertusForCausalLM | aten.expm1.default |" in page
     assert listed(page).keys() == found.keys()
