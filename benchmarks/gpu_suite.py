@@ -22,7 +22,6 @@ import re
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE.parent)]  # where detgen is not installed
@@ -32,17 +31,6 @@ from gpu.stages import STAGES  # noqa: E402
 
 from detgen.bench.random_weights import settings_of  # noqa: E402
 from detgen.errors import BenchError  # noqa: E402
-
-
-def minutes_of(text: str) -> float:
-    """A number of minutes that is more than 0."""
-    minutes = float(text)
-    if not (minutes > 0 and math.isfinite(minutes)):
-        raise ValueError
-    return minutes
-
-
-minutes_of.__name__ = "number of minutes"  # as argparse calls it
 
 
 def folder_of(device: str) -> Path:
@@ -62,9 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--random-weights", metavar="NAME", help=model)
     share = "for all stages together; each has its share (default: the sum that --list shows)"
-    parser.add_argument("--minutes", type=minutes_of, metavar="M", help=share)
+    parser.add_argument("--minutes", type=float, metavar="M", help=share)
     parser.add_argument("--output", "-o", type=Path, metavar="DIR", help="folder of the results")
     args = parser.parse_args(arguments)
+    if args.minutes is not None and not 0 < args.minutes < math.inf:
+        parser.error("argument --minutes: not a number of minutes that is more than 0")
     stages = [stage for stage in STAGES if args.stage is None or stage.name in args.stage]
     if args.list:
         for stage in stages:
@@ -72,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{'together':<17}{sum(stage.seconds for stage in stages):>4} s")
         return 0
     minutes = args.minutes or sum(stage.seconds for stage in stages) / 60
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # lets the stage that runs be ended, too
     try:
         model = args.random_weights or ("tiny" if args.tiny else None)
         if model is not None:
@@ -88,11 +78,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     print(f"written to {folder / 'gpu_suite.json'}")
     return 0 if well else 1
-
-
-def _end(signum: int, frame: FrameType | None) -> None:
-    """Let the stage that runs be ended, too."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import time
 import torch
 
 from gpu.notebook import Asked, Notebook
-from gpu.timing import host_seconds, seconds_each
+from gpu.timing import device_seconds, host_seconds
 
 _COPIED = (1 << 28, 1 << 30, 1 << 32)  # bytes, all more than an L2 cache
 _SIZES = (4096, 8192)  # of square matrices
@@ -19,14 +19,14 @@ def copy_rate(size: int, device: str) -> float:
     """Bytes per second of a copy of `size` bytes, read and written."""
     source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / seconds_each([lambda: target.copy_(source)])
+    return 2 * size / device_seconds(lambda: target.copy_(source))
 
 
 def product_rate(size: int, dtype: torch.dtype, device: str) -> float:
     """Operations per second of a product of square matrices of random numbers."""
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
-    return 2 * size**3 / seconds_each([lambda: torch.mm(a, b, out=out)])
+    return 2 * size**3 / device_seconds(lambda: torch.mm(a, b, out=out))
 
 
 def roof(asked: Asked, dtype: torch.dtype) -> tuple[float, float]:

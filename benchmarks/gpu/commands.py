@@ -40,8 +40,7 @@ def measure(book: Notebook, asked: Asked) -> None:
                 print(line, end="", flush=True)
                 lines.append(line.rstrip())
         book.note("status", process.returncode)
-        for line in [line for line in lines if line][-_LAST[asked.stage] :]:
-            book.say(line)
+        book.say(*[line for line in lines if line][-_LAST[asked.stage] :])
         if answer.exists():
             book.note("answer", json.loads(answer.read_text(encoding="utf-8")))
         assert process.returncode == 0, f"exit status {process.returncode}"

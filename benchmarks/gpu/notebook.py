@@ -30,6 +30,13 @@ class Asked(NamedTuple):
         return "cpu" if self.tiny else "cuda"
 
 
+def write(path: Path, text: str) -> None:
+    """Write a file that is whole at any moment."""
+    new = path.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
 class Notebook:
     """What was found.
 
@@ -47,14 +54,18 @@ class Notebook:
     def note(self, name: str, value: Any, line: str | None = None) -> None:
         """Keep a value that JSON knows, and a line about it."""
         self._found[name] = value
-        if line is not None:
-            self._lines.append(line)
+        self.say(*([] if line is None else [line]))
+
+    def say(self, *lines: str) -> None:
+        """Keep lines."""
+        self._lines += lines
         self._write()
 
-    def say(self, line: str) -> None:
-        """Keep a line."""
-        self._lines.append(line)
-        self._write()
+    def compared(self, name: str, different: int, numbers: int, right: str) -> None:
+        """Keep how many of the numbers of a result differ from what they should be, and fail if any does."""
+        said = f"OTHER BITS, {different} of {numbers} numbers" if different else right
+        self.note(name, {"equal": not different, "different": different}, f"{name}: {said}")
+        assert not different, said
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -70,6 +81,4 @@ class Notebook:
 
     def _write(self) -> None:
         found = {"found": self._found, "lines": self._lines, "failed": self.failed}
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(found) + "\n", encoding="utf-8")
-        new.replace(self._path)
+        write(self._path, json.dumps(found) + "\n")

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gpu.notebook import write
 from gpu.stages import STAGES, Stage
 
 _HERE = Path(__file__).resolve().parents[1]
@@ -137,7 +138,10 @@ class Suite:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        result = _KNOWS_NOTHING | _read(part) | {"status": status, "seconds": round(time.monotonic() - started, 1)}
+        result = dict(_KNOWS_NOTHING)
+        with suppress(OSError, ValueError):  # it came to nothing
+            result |= json.loads(part.read_text(encoding="utf-8"))
+        result |= {"status": status, "seconds": round(time.monotonic() - started, 1)}
         result |= {"limit": round(limit, 1), "device": self._device, "model": model, "tiny": self._tiny}
         result |= {"measured": datetime.now(UTC).isoformat(timespec="seconds"), "commit": _commit()}
         if status != "done":
@@ -150,9 +154,9 @@ class Suite:
         self._results[name] = result
         known = {stage.name: stage for stage in STAGES}
         there = {name: self._results[name] for name in known if name in self._results}
-        _write(self._path, json.dumps({"format": 1, "stages": there}, indent=1) + "\n")
+        write(self._path, json.dumps({"format": 1, "stages": there}, indent=1) + "\n")
         lines = [line for name, each in there.items() for line in told(known[name], each)]
-        _write(self._path.with_suffix(".txt"), "\n".join([*lines, *ratios(there)]) + "\n")
+        write(self._path.with_suffix(".txt"), "\n".join([*lines, *ratios(there)]) + "\n")
 
 
 def told(stage: Stage, result: dict[str, Any]) -> Iterator[str]:
@@ -178,21 +182,6 @@ def ratios(results: dict[str, dict[str, Any]]) -> Iterator[str]:
             yield f"{name}: {speed / others[workload]:.2f} times generate_batch"
         if workload == "mixed" and f"{who}, equal" in speeds:
             yield f"{who}: mixed lengths at {speed / speeds[f'{who}, equal']:.2f} of the speed of equal ones"
-
-
-def _read(part: Path) -> dict[str, Any]:
-    """What a stage wrote; nothing if it came to nothing."""
-    try:
-        found: dict[str, Any] = json.loads(part.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found
-
-
-def _write(path: Path, text: str) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
 
 
 def _commit() -> str | None:

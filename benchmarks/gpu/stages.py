@@ -36,7 +36,7 @@ STAGES = (
     Stage("bytes", 40, "bytes", "the SHA-256 of runs on the processor and on the device", packages=_COMMANDS),
     Stage("ceilings", 15, "ceilings", "copies, matrix products, launches"),
     Stage("passes", 45, "passes", "passes of a model by row count", packages=_MODELS, model=_SMALLER),
-    Stage("kernel-times", 45, "kernel_times", "times of detgen's kernels", packages=("triton",)),
+    Stage("kernel-times", 45, "kernels", "times of detgen's kernels", packages=("triton",)),
     Stage("generations", 50, "generations", "whole generations by detgen", packages=_MODELS, model=_SMALLER),
     Stage("generations-peer", 35, "generations", "the same by transformers", packages=_MODELS, model=_SMALLER),
     Stage("long", 45, "long", "10,000 prompts: memory, graphs, what the host adds", packages=_MODELS),

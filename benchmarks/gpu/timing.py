@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from statistics import median
 
@@ -16,25 +16,23 @@ _WAKING = 0.5  # seconds
 _CYCLES = 2e9  # a second, of a fast multiprocessor
 
 
-def seconds_each(functions: Sequence[Callable[[], object]]) -> float:
-    """Seconds that the device takes for a function, of some that run one after the other; the median of rounds.
+def device_seconds(function: Callable[[], object]) -> float:
+    """Seconds that the device takes for a function; the median of rounds.
 
-    Functions that read memory of their own do not find it in the L2 cache. On CUDA the launches of a round wait until
-    all have been made, so that what the host needs for a launch does not count.
+    On CUDA the launches of a round wait until all have been made, so that what the host needs for a launch does not
+    count.
     """
-    for function in functions:
-        function()  # compiles, chooses kernels, allocates
     if not torch.cuda.is_available():
-        return _on_host(functions)
+        return host_seconds(function, 1)
+    function()  # compiles, chooses kernels, allocates
     _wake()
     torch.cuda.synchronize()
     started = time.perf_counter()
-    for function in functions:
-        function()
+    function()
     launching = time.perf_counter() - started
     torch.cuda.synchronize()
     once = time.perf_counter() - started
-    times = max(min(-(-_LAUNCHES // len(functions)), int(_LONG / once)), 1)
+    times = max(min(_LAUNCHES, int(_LONG / once)), 1)
     hold = getattr(torch.cuda, "_sleep", None)
     found: list[float] = []
     for _ in range(_ROUNDS):
@@ -43,12 +41,11 @@ def seconds_each(functions: Sequence[Callable[[], object]]) -> float:
             hold(int(_CYCLES * min(1.5 * times * launching + 5e-5, _LONG)))
         first.record()
         for _ in range(times):
-            for function in functions:
-                function()
+            function()
         last.record()
         last.synchronize()
         found.append(first.elapsed_time(last) / 1e3)
-    return median(found) / (times * len(functions))
+    return median(found) / times
 
 
 @cache
@@ -59,13 +56,6 @@ def _wake() -> None:
     while time.perf_counter() < until:
         x.sin()
         torch.cuda.synchronize()
-
-
-def _on_host(functions: Sequence[Callable[[], object]]) -> float:
-    started = time.perf_counter()
-    for function in functions:
-        function()
-    return (time.perf_counter() - started) / len(functions)
 
 
 def host_seconds(function: Callable[[], object], rounds: int) -> float:
