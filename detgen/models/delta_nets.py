@@ -1,19 +1,29 @@
-"""Describes gated delta nets: what stands for an attention in most layers of Qwen3-Next and Qwen3.5."""
+"""Gated delta nets, what stands for an attention in most layers of Qwen3-Next and Qwen3.5: description and steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from detgen.kernels.c.quantizing import Form
 from detgen.kernels.decoder import StateShape
 from detgen.models.parts import DeltaNet, Linear, Norm, UnknownError, some_rows
-from detgen.models.short_convolutions import taps_of
+from detgen.models.rates import negative_powers
+from detgen.models.short_convolutions import Gates, Taps, taps_of, wanted_rows
+from detgen.models.step_parts import Angles, Entries, Keep, NormParts, joint, side_by_side
+from detgen.program import steps
 from detgen.program.arrays import floats
+from detgen.program.operands import Activation, Buffer, Into
+from detgen.program.program import Program
+from detgen.program.states import DeltaRule
 
 if TYPE_CHECKING:
     from torch import nn
+
+_EPSILON = 1e-6  # is added to the sum of squares of a query or a key
 
 
 def delta_shape(net: Any) -> StateShape:
@@ -83,3 +93,63 @@ def _apart(qkvz: Linear, ba: Linear, shape: StateShape) -> tuple[Linear, Linear,
     of = ((qkvz, np.concatenate(qkv)), (qkvz, gate), (ba, strength), (ba, decay))
     first, second, third, fourth = (some_rows(linear, rows) for linear, rows in of)
     return first, second, third, fourth
+
+
+class DeltaSteps:
+    """A delta net, as steps take it; attributes as those of `AttentionSteps`."""
+
+    name, ends = "linear_attn", "out_proj"
+
+    def __init__(self, net: DeltaNet, form: Form, keep: Keep) -> None:
+        shape = self._shape = net.shape
+        # Of the length 1; queries are multiplied by the attention's scale besides. Keys of the length sqrt 2 are as
+        # strengths twice as large are, but for a state of so many times less, which queries of that length make up for.
+        longer = math.sqrt(2) if net.doubled else 1.0
+        made = zip("qk", (longer / shape.size, longer / math.sqrt(shape.size)), strict=True)
+        self._lengths = {part: keep(np.full(shape.size, length, np.float32)) for part, length in made}
+        self._qkv = side_by_side(net.qkv, form, keep)
+        self._decay, self._strength = (joint([linear], form, keep) for linear in (net.decay, net.strength))
+        self._gates = Gates(net.gate, Activation.SILU, form, keep)
+        self._taps = Taps(net.weight, None, Activation.SILU, keep)
+        self._bias, self._rates = keep(net.bias), keep(negative_powers(net.rates))
+        self._norm = NormParts.of(net.norm, keep, shape.heads * shape.values)
+        self.out, self.factor = joint([net.out], form, keep), net.out.factor
+
+    def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
+        """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
+        assert where.states is not None, "there is room for them"
+        shape, states = self._shape, where.states
+        mixed, ruled = Buffer("mixed", shape.channels), Buffer("ruled", shape.heads * shape.values)
+        decay, strength = (Buffer(of, shape.heads) for of in ("decay", "strength"))
+        for at, weight, factor in self._qkv:
+            part = f"{name}.in_proj_qkv" + (f", from {at} on" if at else "")
+            program.add(steps.Linear(name=part, x=read, to=Into(mixed, factor=factor), at=at, weight=weight))
+        for part, to, weight in (("in_proj_a", decay, self._decay), ("in_proj_b", strength, self._strength)):
+            program.add(steps.Linear(name=f"{name}.{part}", x=read, to=Into(to), weight=weight))
+        convolved = self._taps.build(program, f"{name}.conv1d", mixed, states)
+        for i, (part, length) in enumerate(self._lengths.items()):
+            norm = NormParts(shape.key_heads, shape.size, length, None, _EPSILON / shape.size, centred=False)
+            at = i * shape.key_heads * shape.size
+            program.add(norm.step(f"{name}, {part} of length 1", convolved, Into(convolved), at=at))
+        program.add(
+            DeltaRule(
+                name=name,
+                qkv=convolved,
+                decay=decay,
+                strength=strength,
+                to=ruled,
+                rates=self._rates,
+                bias=self._bias,
+                heads=shape.heads,
+                key_heads=shape.key_heads,
+                size=shape.size,
+                values=shape.values,
+                ring=states.kept.shape[1],
+                state=states.state,
+                kept=states.kept,
+            )
+        )
+        ruled, read = wanted_rows(program, ruled, read, last=last)
+        program.add(self._norm.step(f"{name}.norm", ruled, Into(ruled), wanted=last))
+        self._gates.build(program, name, "in_proj_z", ruled, read, wanted=last)
+        return ruled

@@ -9,13 +9,12 @@ from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import Form
 from detgen.models.altup_steps import AltUpSteps, LaurelSteps
 from detgen.models.attention_steps import AttentionSteps
-from detgen.models.delta_steps import DeltaSteps
+from detgen.models.delta_nets import DeltaSteps
 from detgen.models.feed_forward_steps import BesideSteps, ExpertSteps, FeedForwardSteps
 from detgen.models.layer_input_steps import LayerInputSteps
-from detgen.models.mamba_steps import MambaSteps
+from detgen.models.mambas import MambaSteps, SelectiveMambaSteps
 from detgen.models.parts import DeltaNet, FeedForward, Layer, Mamba, Mixer, SelectiveMamba, ShortConvolution
-from detgen.models.selective_mamba_steps import SelectiveMambaSteps
-from detgen.models.short_convolution_steps import ShortConvolutionSteps
+from detgen.models.short_convolutions import ShortConvolutionSteps
 from detgen.models.step_parts import Angles, Branch, Entries, Keep, NormParts, taken
 from detgen.program import steps
 from detgen.program.operands import Buffer, Into

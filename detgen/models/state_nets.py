@@ -10,9 +10,8 @@ import numpy as np
 
 from detgen.kernels.decoder import StateShape
 from detgen.models.delta_nets import delta_net, delta_shape
-from detgen.models.mambas import mamba, mamba_shape
+from detgen.models.mambas import mamba, mamba_shape, selective_mamba, selective_shape
 from detgen.models.parts import Linear, Mixer
-from detgen.models.selective_mambas import selective_mamba, selective_shape
 from detgen.models.short_convolutions import convolution_shape, short_convolution
 
 if TYPE_CHECKING:
