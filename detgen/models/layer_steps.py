@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import Form
-from detgen.models.altup_steps import AltUpSteps, LaurelSteps
+from detgen.models.altup import AltUpSteps, LaurelSteps
 from detgen.models.attention_steps import AttentionSteps
 from detgen.models.delta_nets import DeltaSteps
 from detgen.models.feed_forward_steps import BesideSteps, ExpertSteps, FeedForwardSteps
-from detgen.models.layer_input_steps import LayerInputSteps
+from detgen.models.layer_inputs import LayerInputSteps
 from detgen.models.mambas import MambaSteps, SelectiveMambaSteps
 from detgen.models.parts import DeltaNet, FeedForward, Layer, Mamba, Mixer, SelectiveMamba, ShortConvolution
 from detgen.models.short_convolutions import ShortConvolutionSteps

@@ -12,9 +12,9 @@ import numpy as np
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.c.quantizing import STORAGE, Form, Quantized
 from detgen.kernels.decoder import KVBuffers
-from detgen.models.altup_steps import StreamsSteps
+from detgen.models.altup import StreamsSteps
 from detgen.models.description import describe
-from detgen.models.layer_input_steps import LayerInputsSteps
+from detgen.models.layer_inputs import LayerInputsSteps
 from detgen.models.layer_steps import LayerSteps
 from detgen.models.memory import give_back
 from detgen.models.parts import Attention, Linear
