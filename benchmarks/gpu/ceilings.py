@@ -6,48 +6,27 @@ import time
 
 import torch
 
+from detgen.bench.roofline import measure_roof
 from gpu.notebook import Asked, Notebook
-from gpu.timing import device_seconds, host_seconds
+from gpu.timing import host_seconds
 
-_COPIED = (1 << 28, 1 << 30, 1 << 32)  # bytes, all more than an L2 cache
-_SIZES = (4096, 8192)  # of square matrices
 _LAUNCHES = 1000
 _ROWS, _VOCABULARY = 256, 128256  # of the logits of a batch
 
 
-def copy_rate(size: int, device: str) -> float:
-    """Bytes per second of a copy of `size` bytes, read and written."""
-    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * size / device_seconds(lambda: target.copy_(source))
-
-
-def product_rate(size: int, dtype: torch.dtype, device: str) -> float:
-    """Operations per second of a product of square matrices of random numbers."""
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    out = torch.empty_like(a)
-    return 2 * size**3 / device_seconds(lambda: torch.mm(a, b, out=out))
-
-
-def roof(asked: Asked, dtype: torch.dtype) -> tuple[float, float]:
+def roof(asked: Asked, dtype: str) -> tuple[float, float]:
     """Bytes per second of a copy and operations per second of a product, for shares of them."""
-    if asked.tiny:
-        return copy_rate(1 << 20, asked.device), product_rate(64, dtype, asked.device)
-    return copy_rate(_COPIED[1], asked.device), product_rate(_SIZES[1], dtype, asked.device)
+    found = measure_roof(asked.device, dtype, torch.get_num_threads())
+    return found["copy_bytes"], found["product_operations"]
 
 
 def measure(book: Notebook, asked: Asked) -> None:
     """All of it."""
-    for size in (1 << 20,) if asked.tiny else _COPIED:
-        with book.part(f"copy of {size} bytes"):
-            rate = copy_rate(size, asked.device)
-            book.note(f"copy {size}", rate, f"copy of {size >> 20:,} MiB: {rate / 1e12:.3f} TB/s, read and written")
-    for dtype in (torch.bfloat16, torch.float16):
-        for size in (64,) if asked.tiny else _SIZES:
-            name = f"{str(dtype).rpartition('.')[2]} product of {size:,} x {size:,}"
-            with book.part(name):
-                rate = product_rate(size, dtype, asked.device)
-                book.note(name, rate, f"{name}: {rate / 1e12:.1f} TFLOP/s")
+    for dtype in ("float32",) if asked.tiny else ("bfloat16", "float16"):
+        with book.part(dtype):
+            copied, rate = roof(asked, dtype)
+            line = f"a copy {copied / 1e12:.3f} TB/s, read and written; {dtype} products {rate / 1e12:.1f} TFLOP/s"
+            book.note(dtype, {"copy": copied, "product": rate}, line)
     with book.part("host"):
         _host(book, asked)
 

@@ -53,7 +53,7 @@ def compare(book: Notebook, one: Made, count: int, positions: int, device: str) 
 
 
 def _measure_times(book: Notebook, asked: Asked, positions: int) -> None:
-    bandwidth, rate = roof(asked, torch.float32)
+    bandwidth, rate = roof(asked, "float32")
     counts = (2,) if asked.tiny else _TIMED
 
     def time_step(one: Made, counts: tuple[int, ...], positions: int) -> None:

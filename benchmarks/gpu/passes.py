@@ -106,7 +106,7 @@ def read(built: Built, rows: int) -> Windows:
 def measure(book: Notebook, asked: Asked) -> None:
     """Decode passes, and whether their first rows have the same bits; then passes that read a prompt."""
     decoded, prompts = ((1, 2, 3), (8,)) if asked.tiny else (_DECODED, _READ)
-    bandwidth, rate = roof(asked, torch.float32 if asked.tiny else torch.bfloat16)
+    bandwidth, rate = roof(asked, "float32" if asked.tiny else "bfloat16")
     built = build(asked, decoded[-1])
     book.note("model", {"weights": built.weights, "decoder": built.forward.decoder.kind, "slots": built.slots})
     book.say(f"{asked.model}: {built.weights / 1e9:.2f} billion weights, {built.forward.decoder.kind}")

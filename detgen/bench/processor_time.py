@@ -1,7 +1,7 @@
 """Processor time: what this process and its children took of it, and what others took meanwhile.
 
-On Linux all of it is read from /proc; elsewhere from psutil where that is installed. Where neither is there, children
-that still run are left out and nothing is known of others.
+Of others and of children that still run psutil tells. A peer may run where that is not installed: then children count
+once they have ended.
 """
 
 from __future__ import annotations
@@ -9,16 +9,11 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections import defaultdict
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
-PROC = Path("/proc")
-_TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of /proc
-_IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
-_STOLEN = 7  # the last column that counts, what a hypervisor gave to others; later ones are counted already
-_NOISE = 0.05  # seconds that what is read from /proc may be off by
+_NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")  # times of guests are in those of users, too
+_NOISE = 0.05  # seconds that what the system tells may be off by
 _BUSY = 0.1  # share of the processors from which others' work is worth a warning
 
 
@@ -43,33 +38,13 @@ def _own_seconds() -> float:
 
 def _descendants_seconds() -> float:
     """Of the processes that this one started, and of those that they did, as far as they run still."""
-    if not (PROC / "stat").exists():
-        return _descendants_by_psutil()
-    children: dict[int, list[int]] = defaultdict(list)
-    seconds: dict[int, float] = {}
-    for entry in os.scandir(PROC):
-        if entry.name.isdecimal():
-            with suppress(OSError):  # it has ended
-                # The name of its program, in parentheses, may hold anything.
-                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
-                children[int(fields[1])].append(int(entry.name))
-                seconds[int(entry.name)] = sum(map(int, fields[11:15])) * _TICK  # with its own that have ended
-    total, waiting = 0.0, [os.getpid()]
-    while waiting:
-        found = children[waiting.pop()]
-        total += sum(seconds[each] for each in found)
-        waiting += found
-    return total
-
-
-def _descendants_by_psutil() -> float:
     total = 0.0
-    with suppress(Exception):  # it is not installed, or may not look
+    with suppress(Exception):  # psutil is not installed, or may not look
         import psutil
 
         for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                total += sum(child.cpu_times()[:4])
+            with suppress(psutil.Error):  # it has ended
+                total += sum(child.cpu_times()[:4])  # with its own that have ended
     return total
 
 
@@ -121,23 +96,11 @@ def _cores() -> set[int]:
 
 def _busy_seconds(cores: set[int]) -> float | None:
     """Seconds that these processors have worked, for anybody, since the machine was started."""
-    total = 0.0
+    import psutil
+
     try:
-        lines = (PROC / "stat").read_text().splitlines()
-    except OSError:
-        return _busy_by_psutil(cores)
-    for line in lines:
-        name, *columns = line.split()
-        if name.startswith("cpu") and name[3:].isdecimal() and int(name[3:]) in cores:
-            total += sum(int(n) for i, n in enumerate(columns[: _STOLEN + 1]) if i not in _IDLE) * _TICK
-    return total or None  # some containers show zeros
-
-
-def _busy_by_psutil(cores: set[int]) -> float | None:
-    try:
-        import psutil
-
-        found = [times for i, times in enumerate(psutil.cpu_times(percpu=True)) if i in cores]
-    except Exception:  # it is not installed, or may not look
+        found = [times._asdict() for i, times in enumerate(psutil.cpu_times(percpu=True)) if i in cores]
+    except Exception:  # whatever it says where it may not look
         return None
-    return sum(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system")) for times in found)
+    # Some containers show zeros.
+    return sum(of[name] for of in found for name in of if name not in _NOT_BUSY) or None

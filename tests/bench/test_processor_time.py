@@ -1,20 +1,19 @@
 from __future__ import annotations
 
-import builtins
-import os
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import psutil
 import pytest
 
 from detgen.bench import processor_time
 from detgen.bench.processor_time import CpuClock, Others, OthersClock
 
-ON_LINUX = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="reads /proc")
 SPIN = "import time\nwhile time.process_time() < 0.3: pass\nprint('spun', flush=True)\ninput()"
 
 
@@ -33,7 +32,6 @@ def test_threads_count_and_sleep_does_not() -> None:
     assert 0.19 < clock.seconds() < 0.35
 
 
-@ON_LINUX
 def test_children_count_while_they_run_and_when_they_have_ended() -> None:
     clock = CpuClock()
     with subprocess.Popen([sys.executable, "-c", SPIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -47,48 +45,44 @@ def test_children_count_while_they_run_and_when_they_have_ended() -> None:
     assert clock.seconds() < running + 0.25
 
 
-class Proc:
-    """A /proc of its own: what processors did, and the processes."""
+class Child(NamedTuple):
+    """A child of this process, as psutil gives it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    seconds: list[float]  # user, system, and those of its own that have ended
 
-    def stat(self, *processors: tuple[int, ...]) -> None:
-        """Columns of each processor, in hundredths of seconds."""
-        lines = ["cpu  1 2 3", *(f"cpu{i} " + " ".join(map(str, columns)) for i, columns in enumerate(processors))]
-        (self._folder / "stat").write_text("\n".join([*lines, "intr 5 5"]) + "\n")
+    def cpu_times(self) -> list[float]:
+        return [*self.seconds, 99.0]
 
-    def process(self, number: int, parent: int, *times: int, name: str = "python") -> None:
-        """A process with its user, system, and ended children's times."""
-        (self._folder / str(number)).mkdir(exist_ok=True)
-        fields = ["R", str(parent), *"123456789", *map(str, times), "20", "0"]
-        (self._folder / str(number) / "stat").write_text(f"{number} ({name}) {' '.join(fields)}")
+
+def processor(**seconds: float) -> Any:
+    """Times of a processor, as psutil gives them."""
+    return namedtuple("Times", seconds)(**seconds)
 
 
 @pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
-    monkeypatch.setattr(processor_time, "PROC", tmp_path)
-    monkeypatch.setattr(processor_time, "_TICK", 0.01)
+def told(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What psutil tells: `processors` and `children`."""
+    told = SimpleNamespace(processors=[], children=[])
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: told.processors)
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(children=lambda recursive: told.children))
     monkeypatch.setattr(processor_time, "_cores", lambda: {0, 2})
     monkeypatch.setattr(processor_time, "_own_seconds", lambda: 0.0)
-    return Proc(tmp_path)
+    return told
 
 
-def test_what_is_left_of_the_processors_time_is_others(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_of_the_processors_time_is_others(told: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle columns and processors that this process may not use do not count; stolen time does, that of guests once."""
     moments = iter([10.0, 12.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(moments))
-    own = os.getpid()
-    proc.stat((100, 0, 0, 900, 50, 0, 0, 0, 0, 0), (1, 1, 1, 1, 1, 1, 1, 1, 1, 1), (0, 0, 0, 5, 5, 0, 0, 0, 0, 0))
-    proc.process(own, 1, 500, 0, 0, 0)
-    proc.process(7, own, 10, 10, 0, 0, name="a b) R 1")
-    proc.process(8, 7, 0, 0, 0, 0)
-    proc.process(9, 1, 0, 0, 0, 0)
+    told.processors = [processor(user=1.0, idle=9.0, iowait=0.5), processor(user=1.0), processor(user=0.0, idle=0.1)]
+    told.children = [Child([0.1, 0.1, 0.0, 0.0]), Child([0.0] * 4)]
     clock = OthersClock()
-    proc.stat((200, 10, 20, 990, 90, 1, 2, 7, 60, 10), (99,) * 10, (50, 0, 0, 70, 9, 0, 0, 0, 0, 0))
-    proc.process(7, own, 50, 20, 0, 5)
-    proc.process(8, 7, 20, 10, 0, 0)
-    proc.process(9, 1, 100, 0, 0, 0)
+    told.processors = [
+        processor(user=2.0, nice=0.1, system=0.2, idle=9.9, iowait=0.9, irq=0.01, softirq=0.02, steal=0.07, guest=0.6),
+        processor(user=9.9),
+        processor(user=0.5, idle=0.7, guest_nice=0.1),
+    ]
+    told.children = [Child([0.5, 0.2, 0.0, 0.05]), Child([0.2, 0.1, 0.0, 0.0])]
     others = clock.read()
     assert others is not None
     assert others.there_were == pytest.approx(4.0), "two processors for two seconds"
@@ -97,37 +91,19 @@ def test_what_is_left_of_the_processors_time_is_others(proc: Proc, monkeypatch: 
     assert others.disturb
 
 
-def test_nothing_is_said_where_the_system_tells_nothing(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
-    proc.stat((0,) * 10, (0,) * 10, (0,) * 10)
+def test_nothing_is_said_where_the_system_tells_nothing(told: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    told.processors = [processor(user=0.0, idle=0.0)] * 3
     assert OthersClock().read() is None, "zeros, as in some containers"
-    real = builtins.__import__
 
-    def fail(name: str, *rest: Any) -> Any:
-        if name == "psutil":
-            raise ImportError
-        return real(name, *rest)
+    def refuse(**_: Any) -> None:
+        raise PermissionError
 
-    monkeypatch.setattr(builtins, "__import__", fail)
-    (processor_time.PROC / "stat").unlink()
-    assert OthersClock().read() is None, "no /proc, and psutil is not installed"
-    assert CpuClock().seconds() >= 0.0
+    monkeypatch.setattr(psutil, "cpu_times", refuse)
+    assert OthersClock().read() is None
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert CpuClock().seconds() == 0.0, "where a peer runs, it may not be installed"
 
 
-def test_where_there_is_no_proc_psutil_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("psutil")
-    monkeypatch.setattr(processor_time, "PROC", tmp_path / "none")
-    clock, cpu = OthersClock(), CpuClock()
-    with subprocess.Popen([sys.executable, "-c", SPIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        assert cpu.seconds() > 0.25
-        others = clock.read()
-        child.communicate(b"\n")
-    assert others is not None
-    assert others.there_were > 0.3
-
-
-@ON_LINUX
 def test_a_stranger_that_spins_is_seen() -> None:
     """It is nobody's child: the process that started it has ended."""
     forever = "import time\nend = time.monotonic() + 1.2\nwhile time.monotonic() < end: pass"
