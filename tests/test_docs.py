@@ -369,7 +369,7 @@ EXAMPLES = {
         "detgen/program/steps.py",
         "detgen/models/attaching.py",
         "detgen/kernels/generic/paged_attention.py",
-        "detgen/models/attention_steps.py",
+        "detgen/models/layer_steps.py",
     },
     "A model family": {"detgen/models/families.py"},
     "A step": {

@@ -1,4 +1,4 @@
-"""What changed between two benchmarks, beyond noise.
+"""What changed between two benchmarks, beyond noise; and what other processes did to which cells, in words.
 
 A figure of speed has changed if its two ranges over the rounds, each widened by 5 % of its median, do not touch. Other
 figures are exact for the same workload, so any difference of them counts.
@@ -6,10 +6,12 @@ figures are exact for the same workload, so any difference of them counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 
 from detgen.bench.bench_results import Results, Row
+from detgen.bench.processor_time import Others
+from detgen.machine import usable_cores
 
 _MARGIN = 0.05  # of the median: what two runs of a quiet machine differ by besides the spread within each
 
@@ -71,3 +73,32 @@ def apart(a: list[float], b: list[float]) -> bool:
 def _range(values: list[float]) -> tuple[float, float]:
     slack = _MARGIN * median(values)
     return min(values) - slack, max(values) + slack
+
+
+_REMEDY = "speeds are lower and vary more than on a quiet machine"
+
+
+def busy_now(others: Others | None) -> list[str]:
+    """A line if the machine is busy before anything is measured."""
+    if others is None or not others.disturb:
+        return []
+    return [f"this machine is busy: other processes take {_of_processors(others.share)}; {_REMEDY}"]
+
+
+def busy_cells(rows: Iterable[Row]) -> list[str]:
+    """A line that names the cells that other processes disturbed, all runs of a cell together."""
+    sums: dict[tuple[str, int], Others] = {}
+    for row in rows:
+        for seconds, there_were in row.others:
+            before = sums.get((row.workload, row.batch_size), Others(0.0, 0.0))
+            sums[row.workload, row.batch_size] = Others(before.seconds + seconds, before.there_were + there_were)
+    busy = {cell: others.share for cell, others in sums.items() if others.disturb}
+    if not busy:
+        return []
+    cells = ", ".join(f"{workload}, batch {size} ({_of_processors(share)})" for (workload, size), share in busy.items())
+    return [f"measured while other processes worked: {cells}; {_REMEDY}"]
+
+
+def _of_processors(share: float) -> str:
+    cores = usable_cores()
+    return f"{share:.0%} of {cores} processors" if cores > 1 else f"{share:.0%} of the processor"

@@ -1,25 +1,177 @@
-"""The steps of a layer of a decoder: what mixes its rows, then a feed-forward or a mixture of experts."""
+"""The steps of a layer of a decoder: what mixes its rows, such as an attention, then a feed-forward or experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TypeAlias
 
+import numpy as np
+
 from detgen.kernels.attention import AttentionTraits
-from detgen.kernels.c.quantizing import Form
+from detgen.kernels.c.quantizing import STORAGE, Form
 from detgen.models.altup import AltUpSteps, LaurelSteps
-from detgen.models.attention_steps import AttentionSteps
 from detgen.models.delta_nets import DeltaSteps
 from detgen.models.feed_forward_steps import BesideSteps, ExpertSteps, FeedForwardSteps
+from detgen.models.latent import expanded
 from detgen.models.layer_inputs import LayerInputSteps
 from detgen.models.mambas import MambaSteps, SelectiveMambaSteps
-from detgen.models.parts import DeltaNet, FeedForward, Layer, Mamba, Mixer, SelectiveMamba, ShortConvolution
+from detgen.models.parts import (
+    Attention,
+    DeltaNet,
+    FeedForward,
+    Latent,
+    Layer,
+    Linear,
+    Mamba,
+    Mixer,
+    SelectiveMamba,
+    ShortConvolution,
+    Through,
+)
 from detgen.models.short_convolutions import ShortConvolutionSteps
-from detgen.models.step_parts import Angles, Branch, Entries, Keep, NormParts, taken
+from detgen.models.step_parts import Angles, Branch, Entries, Keep, NormParts, joint, side_by_side, taken
 from detgen.program import steps
-from detgen.program.operands import Buffer, Into
+from detgen.program.operands import Buffer, Cache, Into, Weight, name_of
 from detgen.program.program import Program
 from detgen.program.states import Watch
+
+
+class AttentionSteps:
+    """An attention, as steps take it.
+
+    Attributes:
+        name: of the module.
+        out: what its results go through.
+        factor: of what that gives.
+        ends: name of that.
+        keeps: whether it stores keys and values of its own.
+    """
+
+    name, ends = "self_attn", "o_proj"
+
+    def __init__(self, attention: Attention, traits: AttentionTraits, form: Form, keep: Keep) -> None:
+        heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
+        self._queries, self._keys = heads * size, kv_heads * size
+        self._heads = {"heads": heads, "kv_heads": kv_heads, "size": size, "values": attention.values}
+        self._traits, self._scale = traits, traits.scale * (attention.query_scale or 1.0)
+        self._rotary, self._interleaved = attention.rotary, attention.interleaved
+        self._rotated_first, self._tuning = attention.rotated_first, attention.tuning
+        sizes = self._queries, self._keys, kv_heads * attention.values
+        found, self._norms = 0, []  # of each norm, its part, where it begins, and what it is
+        for part, entries, norm in zip("qkv", sizes, attention.head_norms, strict=True):
+            if norm is not None:
+                self._norms.append((part, found, NormParts.of(norm, keep, entries)))
+            found += entries
+        self.keeps = attention.source is None
+        self._row = found if self.keeps else self._queries
+        self._sinks = None if attention.sinks is None else keep(attention.sinks)
+        self._slopes = None if traits.slopes is None else keep(np.array(traits.slopes, np.float32))
+        self._qkv: list[tuple[int, Weight, float]] | _LatentSteps
+        if isinstance(attention.qkv, Latent):
+            self._qkv = _LatentSteps(attention, attention.qkv, form, keep)
+        else:
+            self._qkv = side_by_side(attention.qkv, form, keep)
+        self.out, self.factor = joint([attention.out], form, keep), attention.out.factor
+        self._gate = None if attention.gate is None else joint([attention.gate], form, keep)
+
+    def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
+        """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
+        keys = where.keys
+        cache = Cache(**self._heads, keys=keys, kept=where.values, storage=STORAGE[name_of(keys.dtype)])
+        attended = Buffer("attended", cache.heads * cache.values)
+        qkv = Buffer("qkv", self._row)
+        if isinstance(self._qkv, _LatentSteps):
+            self._qkv.build(program, name, read, qkv)
+        else:
+            for at, weight, factor in self._qkv:
+                part = f"{name}.qkv_proj" + (f", from {at} on" if at else "")
+                program.add(steps.Linear(name=part, x=read, to=Into(qkv, factor=factor), at=at, weight=weight))
+        store = steps.Rotate(name=f"{name}, rotated", qkv=qkv, cache=cache, last=last and self.keeps)
+        if self._tuning is not None:
+            store = replace(store, factors=angles.factors(self._tuning))
+        if self._rotary is not None:
+            cosines, sines = angles.of(self._rotary)
+            turned = replace(
+                store,
+                turned=2 * len(self._rotary.frequencies),
+                interleaved=self._interleaved,
+                cosines=cosines,
+                sines=sines,
+            )
+            if self._norms and self._rotated_first:  # what is stored here is stored again, behind the norms
+                program.add(replace(turned, name=f"{name}, rotated before the norms", factors=None, last=False))
+            else:
+                store = turned
+        for part, at, norm in self._norms:
+            program.add(norm.step(f"{name}.{part}_norm", qkv, Into(qkv), at=at))
+        program.add(store)
+        program.add(
+            steps.Attend(
+                name=name,
+                qkv=qkv,
+                cache=cache,
+                to=attended,
+                scale=self._scale,
+                window=self._traits.window or 0,
+                chunk=self._traits.chunk or 0,
+                softcap=self._traits.softcap or 0.0,
+                slopes=self._slopes,
+                sinks=self._sinks,
+            )
+        )
+        if last:
+            attended = taken(program, "rows wanted, attended", attended)
+        if self._gate is not None:
+            gates = Buffer("gates", self._gate.outputs)
+            read = taken(program, "rows wanted, normed", read) if last else read
+            program.add(steps.Linear(name=f"{name}.gate", wanted=last, x=read, to=Into(gates), weight=self._gate))
+            program.add(steps.Gate(name=f"{name}, gated", wanted=last, x=attended, gates=gates, to=Into(attended)))
+        return attended
+
+
+class _ThroughSteps:
+    """Two linear layers with a norm between them, as steps take them."""
+
+    def __init__(self, through: Through, up: Weight, form: Form, keep: Keep) -> None:
+        self._down, self._norm, self._up = joint([through.down], form, keep), NormParts.of(through.norm, keep), up
+
+    def build(self, program: Program, name: str, x: Buffer, to: Buffer, at: int) -> None:
+        """Append the steps, whose results begin at a column."""
+        short = Buffer(f"short {name.rpartition('.')[2]}", self._down.outputs)
+        program.add(steps.Linear(name=f"{name}_a", x=x, to=Into(short), weight=self._down))
+        program.add(self._norm.step(f"{name}_a, normed", short, Into(short)))
+        program.add(steps.Linear(name=f"{name}_b", x=short, to=Into(to), at=at, weight=self._up))
+
+
+class _LatentSteps:
+    """Latent attention's queries, keys and values, as steps take them."""
+
+    def __init__(self, attention: Attention, latent: Latent, form: Form, keep: Keep) -> None:
+        queries, entries, self._begin = latent.queries, latent.entries, attention.heads * attention.size
+        self._queries: Weight | _ThroughSteps
+        if isinstance(queries, Through):
+            self._queries = _ThroughSteps(queries, joint([queries.up], form, keep), form, keep)
+        else:
+            self._queries = joint([queries], form, keep)
+        assert attention.rotary is not None, "the description says so"
+        up = expanded(
+            entries.up.weight,
+            form,
+            heads=attention.kv_heads,
+            turned=2 * len(attention.rotary.frequencies),
+            values=attention.values,
+        )
+        # What keys rotate goes through it as it is, so it rounds no inputs.
+        self._entries = _ThroughSteps(entries, joint([Linear(up, None)], "none", keep), form, keep)
+
+    def build(self, program: Program, name: str, read: Buffer, qkv: Buffer) -> None:
+        """Append the steps."""
+        if isinstance(self._queries, _ThroughSteps):
+            self._queries.build(program, f"{name}.q", read, qkv, 0)
+        else:
+            program.add(steps.Linear(name=f"{name}.q", x=read, to=Into(qkv), weight=self._queries))
+        self._entries.build(program, f"{name}.kv", read, qkv, self._begin)
+
 
 MixerSteps: TypeAlias = AttentionSteps | DeltaSteps | ShortConvolutionSteps | MambaSteps | SelectiveMambaSteps
 

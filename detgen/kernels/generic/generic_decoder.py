@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange, exchanging
 from detgen.kernels.generic.attending import attending
-from detgen.kernels.generic.hooks import hooked
 from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import InputBatch
 from detgen.program.arrays import array, tensor
@@ -195,3 +196,33 @@ class GenericDecoder:
         counted = self.model(input_ids=ids, position_ids=ids - 2, use_cache=False).logits
         same = (own - counted).abs().max() <= 1e-3 * own.abs().max()
         return "" if same else "it does not count positions from 0, as passes do"
+
+
+# Called with the name, module, arguments and output of a module.
+Take = Callable[[str, nn.Module, tuple[Any, ...], object], None]
+
+
+@contextmanager
+def hooked(model: nn.Module, take: Take) -> Iterator[None]:
+    """Call `take` after each call of a module inside `model`.
+
+    Replaces the modules' `forward` meanwhile, since torch's own hooks miss a `forward` that is called directly.
+    """
+    modules = [(name, module) for name, module in model.named_modules() if name]
+    for name, module in modules:
+        module.forward = _telling(name, module, module.forward, take)
+    try:
+        yield
+    finally:
+        for _, module in modules:
+            del module.forward
+
+
+def _telling(name: str, module: nn.Module, forward: Callable[..., Any], take: Take) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def telling(*args: Any, **named: Any) -> Any:
+        output = forward(*args, **named)
+        take(name, module, args, output)
+        return output
+
+    return telling

@@ -3,8 +3,8 @@
 Promise: an entry of the result is a chain of fused multiply-adds over the inputs, first to last, in parts of
 PART_INPUTS; the sums of parts are added in their order within a section of SECTION_PARTS, and those of sections in
 theirs, as docs/numerics.md says. A tile holds some rows and columns, and has no say in it. For PAIR, inputs are
-`narrowed`, and of two the odd one comes first. Weights that inputs become whole numbers for: see `whole_linear`; by
-tensor cores: `core_linear`.
+`narrowed`, once for all columns, and of two the odd one comes first. Weights that inputs become whole numbers for: see
+`whole_linear`; by tensor cores: `core_linear`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,34 @@ import triton
 import triton.language as tl
 
 from detgen.kernels.triton import core_linear
-from detgen.kernels.triton.float_functions import part_of
-from detgen.kernels.triton.launching import OPTIONS, tiles
+from detgen.kernels.triton.float_functions import nearest_bf16, part_of
+from detgen.kernels.triton.launching import OPTIONS, tile, tiles
 from detgen.kernels.triton.linear_columns import behind, ended, places
-from detgen.kernels.triton.pairs import narrowed
 from detgen.kernels.triton.whole_linear import LEAST_SIDE, rounded, stored, whole_linear
 from detgen.program.operands import GROUP, PANEL, PART_INPUTS, SECTION_PARTS, Activation, Weight
-from detgen.program.storage import RULES, Storage
+from detgen.program.storage import RULES, SMALLEST, Storage
+
+_SMALLEST = tl.constexpr(SMALLEST)
+_ENTRIES = 1024  # of a tile, at most
+
+
+@triton.jit(do_not_specialize=("entries",))
+def _narrow(x, to, entries, ENTRIES: tl.constexpr):
+    """`storage.bf16` of float32, kept in float32 or bf16."""
+    at = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
+    entry = tl.load(x + at, mask=at < entries, other=0.0)
+    near = nearest_bf16(entry)
+    found = tl.where(tl.abs(near) < _SMALLEST, 0.0, near)
+    tl.store(to + at, tl.where(entry == entry, found, float("nan")), mask=at < entries)
+
+
+def narrowed(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """float32 of any shape, rounded, in float32 or bfloat16."""
+    to = torch.empty_like(x, dtype=dtype)
+    entries = tile(x.numel(), _ENTRIES)
+    _narrow[(triton.cdiv(x.numel(), entries),)](x, to, x.numel(), entries, **OPTIONS)
+    return to
+
 
 _PANEL = tl.constexpr(PANEL)
 _PART = tl.constexpr(PART_INPUTS)

@@ -19,7 +19,7 @@ from detgen import Engine, EngineConfig
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import CheckError
 from detgen.outputs.entries import digest
-from detgen.outputs.packing import pack, unpacked
+from detgen.outputs.samples import pack, unpacked
 from detgen.outputs.store import STORE
 from detgen.run import ScoreConfig, run
 from detgen.verify.replay.audit import Audit

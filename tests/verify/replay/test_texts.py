@@ -21,7 +21,7 @@ from detgen.engine.request import Completion
 from detgen.errors import CheckError
 from detgen.outputs.entries import digest
 from detgen.outputs.lines import dump
-from detgen.outputs.packing import pack, unpacked
+from detgen.outputs.samples import pack, unpacked
 from detgen.outputs.store import STORE
 from detgen.run import RunConfig, run
 from detgen.verify.replay.audit import Audit

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from detgen.kernels.generic.hooks import hooked
+from detgen.kernels.generic.generic_decoder import hooked
 
 
 class Pair(nn.Module):

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 from helpers.rows import make_row
 
-from detgen.bench import busy
-from detgen.bench.busy import busy_cells, busy_now
+from detgen.bench import noise_levels
+from detgen.bench.noise_levels import busy_cells, busy_now
 from detgen.bench.processor_time import Others
 
 
 @pytest.fixture(autouse=True)
 def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(busy, "usable_cores", lambda: 2)
+    monkeypatch.setattr(noise_levels, "usable_cores", lambda: 2)
 
 
 def test_a_busy_machine_is_warned_of_before() -> None:
@@ -35,7 +35,7 @@ def test_the_cells_beside_others_work_are_named_with_its_share(monkeypatch: pyte
     assert "batch 1 (" not in line
     assert busy_cells(rows[2:3]) == []
     assert busy_cells([]) == []
-    monkeypatch.setattr(busy, "usable_cores", lambda: 1)
+    monkeypatch.setattr(noise_levels, "usable_cores", lambda: 1)
     assert "batch 4 (15% of the processor)" in busy_cells(rows)[0]
 
 

@@ -20,7 +20,7 @@ from detgen.engine.answer import Answer, ToolCall
 from detgen.engine.request import Completion, Status, Thought, TokenLogprobs, TokenRecord
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.outputs.lines import acceptance_lines, output_line
-from detgen.outputs.packing import counts_of, pack, unpacked
+from detgen.outputs.samples import counts_of, pack, unpacked
 
 _tokens = st.integers(0, 2**31)
 _logits = st.floats(width=32) | st.sampled_from([-0.0, 5e-324, math.pi])

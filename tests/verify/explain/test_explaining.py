@@ -9,8 +9,7 @@ from dataclasses import asdict
 import pytest
 from helpers.faults import noise_keyed_by_slot
 
-from detgen.verify.explain.explaining import explain, time_for_shrinking
-from detgen.verify.explain.shrinking import shrink
+from detgen.verify.explain.explaining import explain, shrink, time_for_shrinking
 from detgen.verify.perturb.axes import Axes, Setting, consistent
 from detgen.verify.perturb.checking import Check
 from detgen.verify.perturb.pool import Pool
