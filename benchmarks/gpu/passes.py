@@ -14,12 +14,11 @@ import torch
 
 from detgen.bench.model_source import TokenIds
 from detgen.bench.random_weights import random_model
-from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
 from detgen.models.attaching import attach
 from detgen.models.loading import LoadedModel, pick_device
-from detgen.program.arrays import FLOAT32, array, tensor
+from detgen.program.arrays import FLOAT32, array, same_bits, tensor
 from detgen.runner import preparing
 from detgen.runner.block_manager import PAGE, BlockManager
 from detgen.runner.kv_cache import KVCache

@@ -12,8 +12,7 @@ from pathlib import Path
 from detgen.bench.bench_results import Results, Row, Stopped, describe, save
 from detgen.bench.cells import check, find_peers, fitted_workloads, make_cells, pythons
 from detgen.bench.config import BenchConfig
-from detgen.bench.correctness import Outputs, judge
-from detgen.bench.measuring import Measuring
+from detgen.bench.measuring import Measuring, Outputs, judge
 from detgen.bench.model_source import resolve
 from detgen.bench.noise_levels import busy_cells, busy_now
 from detgen.bench.peer_interface import ModelSource

@@ -1,16 +1,21 @@
-"""Where the stores of `--cache` are, and opening the one of a folder."""
+"""Where the stores of `--cache` are, what is in them, and making one smaller; other processes may use it meanwhile."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Literal
 
+import detgen
 from detgen.errors import RunError, StoreError
 from detgen.machine import user_cache
 from detgen.outputs.directory import make_folder
+from detgen.outputs.identity import sound
 from detgen.outputs.shared_store import SharedStore
 from detgen.outputs.store import STORE, Store
 
@@ -74,3 +79,168 @@ def open_store(folder: Path | None) -> Iterator[Store]:
         raise StoreError(f"there is no cache in {path.parent}; detgen run --cache {folder or 'auto'} makes one")
     with closing(Store(path)) as store:
         yield store
+
+
+_BATCH = 1000  # entries to a transaction, so that no other process waits for long
+_PAGES = 4000  # that are given back at a time, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a cache has of one model under one profile.
+
+    Attributes:
+        name: of the model.
+        digest: the beginning of the profile's.
+        version: of detgen.
+        completions: how many.
+        tokens: of these together.
+    """
+
+    name: str
+    digest: str
+    version: str
+    completions: int
+    tokens: int
+
+    @property
+    def usable(self) -> bool:
+        """Whether this version of detgen can use them."""
+        return self.version == detgen.__version__
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a cache has.
+
+    Attributes:
+        size: bytes of the database.
+        models: by number of completions, most first.
+        oldest: when the one was used that was not used for longest, in seconds since 1970; None if there is none.
+        latest: when one was used last.
+        damaged: completions whose digests are wrong; None if that was not checked.
+    """
+
+    size: int
+    models: tuple[Model, ...] = field(default=())
+    oldest: int | None = None
+    latest: int | None = None
+    damaged: int | None = None
+
+    @property
+    def completions(self) -> int:
+        """How many completions it has."""
+        return sum(model.completions for model in self.models)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of these together."""
+        return sum(model.tokens for model in self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was removed: completions, and bytes of the database before and after."""
+
+    removed: int
+    before: int
+    after: int
+
+
+def contents(store: Store, *, check: bool = False) -> Contents:
+    """What a cache has.
+
+    Args:
+        store: the cache.
+        check: whether to read each completion and see if it is whole.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    with store.watched():
+        models = store.db.execute(
+            "SELECT model, digest, version, count(*), sum(tokens) FROM entries JOIN profiles ON profiles.id = profile"
+            " GROUP BY profile ORDER BY count(*) DESC, model"
+        ).fetchall()
+        oldest, latest = store.db.execute("SELECT min(used), max(used) FROM entries").fetchone()
+        return Contents(
+            size=_size(store),
+            models=tuple(Model(name, digest.hex()[:12], *rest) for name, digest, *rest in models),
+            oldest=oldest,
+            latest=latest,
+            damaged=sum(map(len, _damaged(store))) if check else None,
+        )
+
+
+def prune(store: Store, *, older_than: float | None = None, max_size: int | None = None) -> Pruned:
+    """Remove completions, and give their space back.
+
+    Args:
+        store: the cache.
+        older_than: remove those that were not used for so many seconds.
+        max_size: remove those that were used least recently, until the database has so many bytes at most. With
+            neither, those go that are damaged or that this version of detgen cannot use.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    before, removed = _size(store), 0
+    doomed: list[Iterator[list[int]]] = []
+    if older_than is None and max_size is None:
+        doomed += _damaged(store), _of_other_versions(store)
+    if older_than is not None:
+        doomed.append(_unused_since(store, int(time.time() - older_than)))
+    if max_size is not None:
+        doomed.append(_least_used(store, max_size))
+    with store.watched():
+        with store.writing():
+            store.db.execute("DELETE FROM engines")
+        for entries in chain.from_iterable(doomed):
+            with store.writing():
+                for table in ("entries", "packed"):
+                    store.db.executemany(f"DELETE FROM {table} WHERE id = ?", [(each,) for each in entries])
+            removed += len(entries)
+        for _ in range(-(-store.pragma("freelist_count") // _PAGES)):
+            store.db.executescript(f"PRAGMA incremental_vacuum({_PAGES})")  # `execute` stops after one page
+        store.checkpoint()
+    return Pruned(removed, before, _size(store))
+
+
+def _size(store: Store) -> int:
+    """Bytes of the database, without what is free in it."""
+    with store.watched():
+        return (store.pragma("page_count") - store.pragma("freelist_count")) * store.pragma("page_size")
+
+
+def _damaged(store: Store) -> Iterator[list[int]]:
+    """Entries that are damaged, some at a time."""
+    last = -1
+    while rows := store.db.execute(
+        "SELECT entries.id, key, value FROM entries LEFT JOIN packed USING (id) WHERE entries.id > ?"
+        " ORDER BY entries.id LIMIT ?",
+        (last, _BATCH),
+    ).fetchall():
+        last = rows[-1][0]
+        if found := [entry for entry, key, value in rows if sound(key, value) is None]:
+            yield found
+
+
+def _of_other_versions(store: Store) -> Iterator[list[int]]:
+    query = "SELECT id FROM entries WHERE profile NOT IN (SELECT id FROM profiles WHERE version = ?) LIMIT ?"
+    while rows := store.db.execute(query, (detgen.__version__, _BATCH)).fetchall():
+        yield [entry for (entry,) in rows]
+
+
+def _unused_since(store: Store, moment: int) -> Iterator[list[int]]:
+    while rows := store.db.execute("SELECT id FROM entries WHERE used <= ? LIMIT ?", (moment, _BATCH)).fetchall():
+        yield [entry for (entry,) in rows]
+
+
+def _least_used(store: Store, most: int) -> Iterator[list[int]]:
+    """Entries without which the database has so many bytes at most, as far as the rest of it leaves room."""
+    joined = "entries LEFT JOIN packed USING (id)"
+    query = f"SELECT entries.id, length(value) FROM {joined} ORDER BY used, entries.id LIMIT ?"
+    while (excess := _size(store) - most) > 0 and (rows := store.db.execute(query, (_BATCH,)).fetchall()):
+        before = accumulate((size or 0 for _, size in rows), initial=0)
+        # They free whole pages, hence more than their bytes: half as many at a time do not overshoot.
+        yield [entry for (entry, _), sum in zip(rows, before, strict=False) if 2 * sum < excess]

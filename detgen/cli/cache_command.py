@@ -54,7 +54,7 @@ def info_command(
     """Show what a completion cache holds: how much, of which models, and when it was used."""
     with display:
         from detgen.cache import open_store
-        from detgen.cache.pruning import contents
+        from detgen.cache.cache_folder import contents
 
         if check:
             display.stage("reading the completions")
@@ -97,7 +97,7 @@ def prune_command(
     """
     with display:
         from detgen.cache import open_store
-        from detgen.cache.pruning import prune
+        from detgen.cache.cache_folder import prune
 
         display.stage("removing completions")
         with open_store(folder) as store:

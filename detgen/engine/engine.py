@@ -35,8 +35,7 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.showing import call
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
-from detgen.engine.streaming_rounds import StreamingRounds
-from detgen.engine.turns import Turns
+from detgen.engine.streaming_rounds import StreamingRounds, Turns
 from detgen.errors import EngineError
 from detgen.kernels.c.threads import use_threads
 from detgen.kernels.input_batch import MOST_ROWS

@@ -13,14 +13,13 @@ from typing import Protocol
 import numpy as np
 
 from detgen.drafters.protocol import Drafter
-from detgen.engine.pass_results import Ran, Verified, WantedRows
+from detgen.engine.pass_results import Ran, Verified, WantedRows, token_logprobs
 from detgen.engine.reading_ahead import ReadingAhead
 from detgen.engine.records import NONE, Log, count_statuses
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
-from detgen.engine.token_logprobs import token_logprobs
 from detgen.engine.verification import judge, log_columns
 from detgen.kernels.input_batch import Windows
 from detgen.kernels.logprobs import Judged, Scores, judge_rows, of_tokens

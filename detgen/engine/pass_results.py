@@ -1,12 +1,14 @@
-"""The rows of a pass, what it gave, and what stands of it, as arrays."""
+"""The rows of a pass, what it gave, and what stands of it, as arrays; log-probabilities that requests ask for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from detgen.engine.records import NONE
+from detgen.engine.request import TokenLogprobs
 from detgen.kernels.input_batch import Windows
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Chosen
@@ -114,3 +116,31 @@ class Verified:
     read: np.ndarray
     drafters: np.ndarray
     chained: bool
+
+
+def token_logprobs(logprobs: np.ndarray, chosen: Sequence[float] | np.ndarray, wanted: int) -> list[TokenLogprobs]:
+    """Log-probabilities of the chosen tokens and of the most likely ones.
+
+    Args:
+        logprobs: float32 [rows, vocabulary].
+        chosen: log-probability of each row's chosen token.
+        wanted: how many of the most likely tokens; ties are ordered by id.
+    """
+    tops = _most_likely(logprobs, min(wanted, logprobs.shape[1]))
+    return [TokenLogprobs(own, top) for own, top in zip(np.asarray(chosen).tolist(), tops, strict=True)]
+
+
+def _most_likely(values: np.ndarray, wanted: int) -> list[tuple[tuple[int, float], ...]]:
+    """Id and value of the `wanted` largest entries of each row, largest first."""
+    rows, vocabulary = values.shape
+    if not wanted:
+        return [()] * rows
+    last = np.partition(values, -wanted, axis=1)[:, -wanted, None]
+    # More than wanted if some are equal to the last; all of them if a broken model gives NaN.
+    found = np.flatnonzero(~(values < last))
+    likely = values.ravel()[found]
+    at = found // vocabulary
+    order = np.lexsort((-likely, at))
+    best = order[np.searchsorted(at, np.arange(rows))[:, None] + np.arange(wanted)]
+    ids, likely = (found[best] % vocabulary).tolist(), likely[best].tolist()
+    return [tuple(zip(*row, strict=True)) for row in zip(ids, likely, strict=True)]

@@ -1,4 +1,4 @@
-"""The filters of sampling, top_k, top_p and min_p, in plain numpy."""
+"""The filters of sampling, top_k, top_p and min_p, in plain numpy; so are rows sampled for which C has no room."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from detgen.kernels.noise import gumbel, words
 from detgen.program.arrays import import_torch
 from detgen.program.fdlibm import logarithm
 
 if TYPE_CHECKING:
     from detgen.kernels.sampling import Choice
+
 
 UNITS = 2.0**40  # of a share that is 1
 COLDEST = 1e-30  # a lower temperature, whose inverse would leave float32, gives the shares of this one
@@ -61,3 +63,39 @@ def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
         limit = max(math.ceil(choice.top_p * float(share.sum())), 1)
         ids = ids[np.cumsum(share) - share < limit]
     return np.sort(ids[scaled(row[ids], peak, choice.temperature) >= floor])
+
+
+def sample_plain(row: np.ndarray, choice: Choice) -> tuple[int, float]:
+    """The best entry of a row's scores, and its lead.
+
+    Args:
+        row: float32 [vocabulary].
+        choice: with a temperature above 0.
+    """
+    peak = row.max()
+    if not np.isfinite(peak):
+        return int(row.argmax()), np.inf
+    ids = kept(row, choice)
+    score = scaled(row[ids], peak, choice.temperature) + gumbel(words_of(choice, ids))
+    first, ahead = leading(score, np.zeros(1, np.int64), np.array([len(ids)]))
+    return int(ids[first[0]]), float(ahead[0])
+
+
+def leading(score: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The place of the best score of each group, the first of ties, and its lead over the others of the group.
+
+    Args:
+        score: float64 [n], the groups one after another; overwritten.
+        starts: where each group begins.
+        counts: how many scores each group has, at least one.
+    """
+    top = np.maximum.reduceat(score, starts)
+    first = np.flatnonzero(score == np.repeat(top, counts))
+    first = first[np.searchsorted(first, starts)]
+    score[first] = -np.inf
+    return first, top - np.maximum.reduceat(score, starts)
+
+
+def words_of(choice: Choice, ids: np.ndarray) -> np.ndarray:
+    """The random words of a row's entries; see `words`."""
+    return words(choice.seed, choice.sample, choice.position, ids)

@@ -19,11 +19,10 @@ import numpy as np
 from detgen.errors import RequestError
 from detgen.kernels import choosing
 from detgen.kernels.allowed import best_allowed
-from detgen.kernels.filters import floor_of, kept, scaled
+from detgen.kernels.filters import floor_of, kept, leading, sample_plain, scaled, words_of
 from detgen.kernels.logprobs import Scores, has_kernels
 from detgen.kernels.noise import gumbel
 from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
-from detgen.kernels.sampling_fallback import leading, sample_plain, words_of
 from detgen.params import PARAMETERS, SamplingParams
 from detgen.program.arrays import Array, array, tensor
 

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
-from detgen.kernels.generic.attending import attend_current, attending
+from detgen.kernels.generic.paged_attention import attend_current, attending
 from detgen.models.description import has_description, states_of
 from detgen.models.masks import ASKING, Mask, Seen, UnknownMaskError
 from detgen.models.own_attention import Heads, asking_modules

@@ -9,8 +9,7 @@ import numpy as np
 from detgen.models.families import first_of
 from detgen.models.latent import latent_of
 from detgen.models.parts import Attention, Latent, Linear, UnknownError, some_rows
-from detgen.models.rotary import Rotary, plain_rotary, rotary_of
-from detgen.models.tuning import tuning_of
+from detgen.models.rotary import Rotary, plain_rotary, rotary_of, tuning_of
 from detgen.program.arrays import floats
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ import numpy as np
 
 from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.decoder import StateShape
-from detgen.models.rotary import Rotary
+from detgen.models.rotary import Rotary, Tuning
 from detgen.models.stored import Weight
-from detgen.models.tuning import Tuning
 from detgen.program.arrays import taken
 from detgen.program.operands import Activation
 

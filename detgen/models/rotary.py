@@ -1,4 +1,7 @@
-"""Frequencies of rotary embeddings, worked out from a model's settings, the same bits on every machine."""
+"""Frequencies of rotary embeddings, worked out from a model's settings, the same bits on every machine.
+
+Temperature tuning of attention (Nakanishi, arXiv 2501.19399): queries grow with the logarithm of their position.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 
 from detgen.kernels.c.angles import power, powers
 from detgen.program.arrays import array, floats
+from detgen.program.fdlibm import logarithm
 
 _FASTEST = 2.0**17  # a frequency; all that models have are at most 1
 _CLOSE = 4e-7  # of a frequency: transformers' own powers may be off by the last place
@@ -122,3 +126,33 @@ def _yarn(found: np.ndarray, base: float, settings: dict[str, Any]) -> np.ndarra
     kept = 1 - np.clip(ramp, 0, 1)
     ramped: np.ndarray = (found / np.float32(settings["factor"])) * (1 - kept) + found * kept
     return ramped
+
+
+class Tuning(NamedTuple):
+    """Queries are multiplied by 1 + by * log(1 + floor((position + offset) / every)).
+
+    Attributes:
+        every: positions.
+        by: see there.
+        offset: likewise.
+    """
+
+    every: float
+    by: float
+    offset: int
+
+    def factors(self, positions: int) -> np.ndarray:
+        """Those of the first positions, float32 [positions], each rounded once."""
+        steps = np.floor((np.arange(positions, dtype=np.float64) + self.offset) / self.every)
+        found: np.ndarray = (1 + self.by * logarithm(1 + steps)).astype(np.float32)
+        return found
+
+
+def tuning_of(attention: Any, config: Any) -> Tuning | None:
+    """That of a module of transformers, of a model with a configuration; None for none."""
+    if getattr(attention, "attn_temperature_tuning", False) and not attention.use_rope:  # Llama 4's
+        return Tuning(float(attention.floor_scale), float(attention.attn_scale), 1)
+    if type(attention).__name__ in ("Ministral3Attention", "Mistral4Attention"):
+        settings = config.rope_parameters
+        return Tuning(float(settings["original_max_position_embeddings"]), float(settings["llama_4_scaling_beta"]), 0)
+    return None

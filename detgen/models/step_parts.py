@@ -13,8 +13,7 @@ from detgen.kernels.c.panels import joined
 from detgen.kernels.c.quantizing import Form, kind
 from detgen.kernels.decoder import LayerStates
 from detgen.models.parts import Linear, Norm
-from detgen.models.rotary import Rotary
-from detgen.models.tuning import Tuning
+from detgen.models.rotary import Rotary, Tuning
 from detgen.program import steps
 from detgen.program.arrays import Array, each
 from detgen.program.operands import Buffer, Into, Weight

@@ -7,16 +7,14 @@ A finished sample goes to the store first; when its turn comes, its lines are wr
 from __future__ import annotations
 
 from detgen.errors import OutputError
-from detgen.outputs.directory import open_plain
+from detgen.outputs.directory import FolderLostError, open_plain
 from detgen.outputs.finished import first_errors
 from detgen.outputs.folder import OutputFolder
 from detgen.outputs.folder_store import FolderStore
-from detgen.outputs.holding import FolderLostError
 from detgen.outputs.identity import differences, differences_in_kind, model_stamp, other_arithmetic
-from detgen.outputs.kept_samples import KeptSamples
 from detgen.outputs.lines import dump, echoed
 from detgen.outputs.manifest_reading import parse_manifest, read_manifest, read_manifest_of_texts, sampling_params
-from detgen.outputs.samples import Samples
+from detgen.outputs.samples import KeptSamples, Samples
 from detgen.outputs.shared_store import SharedStore
 from detgen.outputs.store import Store
 from detgen.outputs.totals import Answers, Totals

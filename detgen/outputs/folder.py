@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from detgen.errors import OutputError
-from detgen.outputs.directory import Directory, digest, make_folder, write_all, writing
-from detgen.outputs.holding import FolderLostError, Hold
+from detgen.outputs.directory import Directory, FolderLostError, Hold, digest, make_folder, write_all, writing
 from detgen.outputs.manifest import LOGS, RESULTS, log_name
 from detgen.outputs.manifest_reading import parse_manifest
 from detgen.outputs.store import STORE, beside

@@ -14,8 +14,8 @@ from typing import Any
 
 from detgen.errors import OutputError, StoreError
 from detgen.outputs.directory import Directory, free_folder, writing
-from detgen.outputs.entries import Entry, sound
 from detgen.outputs.folder import ASIDE, DRAFT_STORE, MANIFEST, OutputFolder
+from detgen.outputs.identity import Entry, sound
 from detgen.outputs.store import STORE, Store, beside
 
 _RESUME = "run the same command again to resume"

@@ -1,28 +1,36 @@
 """Where a run takes finished samples from, and keeps them: the store of its folder and, if asked for, a shared one.
 
 A sample is kept as bytes: all that its lines need beside what they repeat of the request.
+
+Whoever only looks at a run that has stopped finds its samples in a copy of its store: the folder stays as it is.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from datetime import date, datetime
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
 
 from detgen.engine.answer import Answer, ToolCall
 from detgen.engine.request import Completion, Request, Thought, TokenLogprobs, TokenRecord
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.stats import DraftCounts
 from detgen.errors import StoreError
-from detgen.outputs.entries import Entry, asked_anywhere, asked_here, entry_key, profile_digest
+from detgen.outputs.directory import open_plain
+from detgen.outputs.identity import Entry, asked_anywhere, asked_here, entry_key, profile_digest
 from detgen.outputs.shared_store import SharedStore
-from detgen.outputs.store import Store
+from detgen.outputs.store import STORE, Store, beside
 
 _LEVEL = 1  # of compression: a third of the size, in less time than it takes to write the rest
 _GIVEN = ("request", "sample", "drafts")  # known to whoever unpacks, or a function of the records
@@ -238,3 +246,60 @@ class Samples:
     def _shared_keys(self, request: Request) -> list[str]:
         asked = asked_anywhere(request, self._today)
         return [] if asked is None else [asked]
+
+
+class KeptSamples:
+    """A copy of a folder's store, with what a killed run had not brought into it yet; `with` makes and deletes it.
+
+    Args:
+        folder: the output folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._store: Store | None = None
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Self:
+        place = Path(self._opened.enter_context(TemporaryDirectory(prefix="detgen-"))) / STORE
+        with suppress(OSError, StoreError):
+            for name in (STORE, *beside(STORE)):
+                with (
+                    suppress(FileNotFoundError),
+                    open(open_plain(self._folder / name), "rb") as source,
+                    place.with_name(name).open("wb") as target,
+                ):
+                    shutil.copyfileobj(source, target)
+            if place.exists():
+                self._store = Store(place, lone=True)
+                self._opened.callback(self._store.close)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+    def count(self) -> int:
+        """How many samples there are, as far as the store can be read."""
+        with suppress(StoreError):
+            return 0 if self._store is None else self._store.count()
+        return 0
+
+    def find(
+        self, request: Request, sample: int, manifest: dict[str, Any], source: str, *, dated: bool
+    ) -> Sample | None:
+        """A sample of the run; None if it is not there.
+
+        Args:
+            request: the request.
+            sample: which of its samples.
+            manifest: the run's.
+            source: what errors call the input.
+            dated: whether the text of a chat has the day in it.
+        """
+        with suppress(StoreError):
+            samples = Samples(self._store, None, manifest, source, dated=dated)
+            if sample in (found := samples.take_own(request, [sample])):
+                return found[sample][1]
+        return None

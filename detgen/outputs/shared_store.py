@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from detgen.errors import StoreError
-from detgen.outputs.entries import Entry
+from detgen.outputs.identity import Entry
 from detgen.outputs.store import Store
 
 

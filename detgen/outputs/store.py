@@ -18,7 +18,7 @@ from urllib.parse import quote
 import detgen
 from detgen.errors import StoreError
 from detgen.machine import no_file_left, on_network
-from detgen.outputs.entries import Entry, digest, sound
+from detgen.outputs.identity import Entry, digest, sound
 
 STORE = "samples.sqlite3"  # in a run's folder, and in that of `--cache`
 

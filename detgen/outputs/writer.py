@@ -12,10 +12,9 @@ from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import OutputError
-from detgen.outputs.directory import writing
+from detgen.outputs.directory import FolderLostError, writing
 from detgen.outputs.folder import ACCEPTANCE, OUTPUTS, OutputFolder
 from detgen.outputs.folder_store import FolderStore
-from detgen.outputs.holding import FolderLostError
 from detgen.outputs.lines import acceptance_lines, bad_line, dump, echoed, output_line
 from detgen.outputs.log_file import LogFile, log_file
 from detgen.outputs.samples import Sample, Samples

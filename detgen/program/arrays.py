@@ -1,4 +1,4 @@
-"""Numbers in memory: numpy's arrays, which the compiled library reads, and torch's tensors of the same memory.
+"""Numbers in memory: numpy's arrays, which the compiled library reads, torch's tensors of the same memory, their bits.
 
 What runs on a processor is made of arrays, so that it needs no torch, whose import takes longer than all else that a
 run begins with. Kernels in Triton, transformers' own forwards and the interpreter compute with tensors.
@@ -18,6 +18,7 @@ from detgen.program.operands import is_array, name_of
 
 if TYPE_CHECKING:
     import torch
+
 
 Array: TypeAlias = Any  # one of numpy, or a tensor
 
@@ -103,3 +104,18 @@ def stacked(rows: Sequence[Array]) -> Array:
     import torch
 
     return torch.stack([tensor(row) for row in rows])
+
+
+_BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
+
+
+def bits(x: Array) -> np.ndarray:
+    """The memory as integers, so that -0.0 differs from 0.0 and a NaN equals itself."""
+    found = array(x)
+    return np.ascontiguousarray(found).view(_BITS[found.itemsize]).reshape(found.shape)
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Whether two have the same shape, number format and bits."""
+    mine, other = array(a), array(b)
+    return mine.shape == other.shape and mine.dtype == other.dtype and np.array_equal(bits(mine), bits(other))

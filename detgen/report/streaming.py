@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from detgen.errors import OutputError
 from detgen.outputs import open_plain
-from detgen.outputs.compressed import DamagedError, TornError, contents
+from detgen.outputs.log_file import DamagedError, TornError, contents
 from detgen.outputs.records import is_line, parse_line
 
 _SHOWN = 20  # faults that are kept

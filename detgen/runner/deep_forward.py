@@ -14,7 +14,7 @@ from detgen.models.attaching import ATTENTION_NAME
 from detgen.models.loading import LoadedModel
 from detgen.models.masks import numbers_of
 from detgen.models.own_forward import Depth, Layout
-from detgen.models.tuning import tuning_of
+from detgen.models.rotary import tuning_of
 from detgen.models.widened_forward import widened
 from detgen.program.arrays import array, tensor
 from detgen.runner.block_manager import PAGE

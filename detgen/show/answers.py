@@ -15,7 +15,7 @@ from detgen.report.words import counted
 from detgen.show.screen import open_output
 
 if TYPE_CHECKING:
-    from detgen.cache.pruning import Contents, Pruned
+    from detgen.cache.cache_folder import Contents, Pruned
     from detgen.doctor import Finding
     from detgen.export.exporting import Exported
     from detgen.models.known import Known, Tried

@@ -18,7 +18,7 @@ from helpers.snapshot_faults import SNAPSHOT_FAULTS
 from detgen import Engine, Request, SamplingParams
 from detgen.drafters.oracle import AdversaryDrafter, Known, OracleDrafter
 from detgen.engine.sequence import Sequence
-from detgen.kernels.bits import same_bits
+from detgen.program.arrays import same_bits
 from detgen.runner.snapshots import Snapshots
 
 

@@ -17,9 +17,8 @@ from helpers.own_forward import KINDS, decoders
 
 from detgen import Completion, Engine, Request, SamplingParams
 from detgen.drafters.protocol import Draft, Drafter
-from detgen.kernels.bits import same_bits
 from detgen.machine import CPU
-from detgen.program.arrays import BFLOAT16, FLOAT32
+from detgen.program.arrays import BFLOAT16, FLOAT32, same_bits
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 

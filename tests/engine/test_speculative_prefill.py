@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.engine.output_processing import OutputProcessor
 from detgen.engine.reading_ahead import ReadingAhead
-from detgen.kernels.bits import same_bits
 from detgen.kernels.logprobs import Scores
+from detgen.program.arrays import same_bits
 from detgen.thinking.modeling import Reading
 
 KINDS: dict[str, dict[str, Any]] = {

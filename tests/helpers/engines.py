@@ -12,8 +12,7 @@ import torch
 
 from detgen import Completion, Engine, Request
 from detgen.engine.sequence import Sequence
-from detgen.kernels.bits import same_bits
-from detgen.program.arrays import Array, tensor
+from detgen.program.arrays import Array, same_bits, tensor
 
 Key = tuple[str | int, int]
 

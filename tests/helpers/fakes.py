@@ -19,7 +19,7 @@ from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import EngineStats
 from detgen.outputs import KeptSamples
-from detgen.outputs.entries import sound
+from detgen.outputs.identity import sound
 from detgen.params import SamplingParams
 from detgen.program.operands import ARITHMETIC
 from detgen.progress import Observer, Progress

@@ -16,12 +16,11 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from detgen.bench.peers.gguf_file import write_gguf
-from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
 from detgen.models.loading import LoadedModel, load_model
 from detgen.models.stored import turned
-from detgen.program.arrays import array
+from detgen.program.arrays import array, same_bits
 from detgen.runner.preparing import prepare
 
 CONTROL, NORMAL = 3, 1

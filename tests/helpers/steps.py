@@ -10,12 +10,11 @@ import torch
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import lay_out
-from detgen.kernels.bits import bits, same_bits
 from detgen.kernels.c.panels import joined, stacked
 from detgen.kernels.c.quantizing import MADE, PAIRED, STORAGE, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.program import steps
-from detgen.program.arrays import BFLOAT16, Array, array
+from detgen.program.arrays import BFLOAT16, Array, array, bits, same_bits
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import (
     GROUP,

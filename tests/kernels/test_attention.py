@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.attention import BLOCK, AttentionTraits, lay_out
-from detgen.kernels.bits import same_bits
 from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import Window, Windows, pack
 from detgen.machine import CPU
-from detgen.program.arrays import FLOAT32, array
+from detgen.program.arrays import FLOAT32, array, same_bits
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels import choosing
-from detgen.kernels.bits import same_bits
+from detgen.kernels.filters import sample_plain
 from detgen.kernels.sampling import Choice, Choices, choose
-from detgen.kernels.sampling_fallback import sample_plain
+from detgen.program.arrays import same_bits
 
 LOWEST = float(torch.finfo(torch.float32).min)
 

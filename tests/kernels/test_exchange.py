@@ -15,7 +15,6 @@ from helpers.thinking_models import HIDDEN, random_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.generic.generic_decoder import GenericDecoder
@@ -23,7 +22,7 @@ from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import MOST_ROWS, Window
 from detgen.machine import CPU
 from detgen.models.loading import LoadedModel
-from detgen.program.arrays import array, tensor
+from detgen.program.arrays import array, same_bits, tensor
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.preparing import Prepared, prepare
 from detgen.thinking.modeling import ThinkingStatesForCausalLM

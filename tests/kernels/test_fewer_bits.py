@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c import quantizing
 from detgen.kernels.c.library import BUILDS, build
 from detgen.kernels.c.panels import panels
 from detgen.kernels.c.quantizing import MADE, Form
 from detgen.kernels.fewer_bits import FewerBits, form_of, sizes
 from detgen.program import steps
-from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32
+from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, same_bits
 from detgen.program.operands import PANEL, Buffer, Into, Weight
 from detgen.program.program import Program
 

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels import choosing
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.library import BUILDS, build
-from detgen.kernels.filters import kept, scaled, shares
+from detgen.kernels.filters import kept, sample_plain, scaled, shares
 from detgen.kernels.sampling import Choice, choose
-from detgen.kernels.sampling_fallback import sample_plain
+from detgen.program.arrays import same_bits
 
 NEARLY_ALL = math.nextafter(1.0, 0.0)
 

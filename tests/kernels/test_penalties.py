@@ -17,9 +17,9 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.penalties import Adjuster, Adjustment, Mask, Penalties, adjusted, adjusted_row, reference
 from detgen.kernels.sampling import Choice, choose, scores
+from detgen.program.arrays import same_bits
 
 WIDTH = 40
 TOKENS = st.lists(st.integers(0, WIDTH - 1), max_size=12)

@@ -25,13 +25,12 @@ from safetensors.torch import load_file, save_file
 
 from detgen import Engine, EngineError
 from detgen.errors import QuantName
-from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
 from detgen.models import bitsandbytes_weights
 from detgen.models.bitsandbytes_weights import CODES
 from detgen.models.loading import load_model
-from detgen.program.arrays import BFLOAT16
+from detgen.program.arrays import BFLOAT16, same_bits
 from detgen.program.steps import Linear
 from detgen.program.storage import Storage
 from detgen.runner.preparing import prepare

@@ -21,12 +21,11 @@ from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
 
 from detgen.errors import DTypeName, EngineError, QuantName
-from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
 from detgen.models import lazy_weights
 from detgen.models.loading import load_model
-from detgen.program.arrays import array
+from detgen.program.arrays import array, same_bits
 from detgen.runner import depth
 from detgen.runner.block_manager import PAGE
 from detgen.runner.preparing import prepare

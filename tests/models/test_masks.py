@@ -14,10 +14,10 @@ from helpers.small_models import SIZES, made
 from transformers import masking_utils as own
 
 from detgen import EngineError
-from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
 from detgen.models.attaching import attach
 from detgen.models.masks import Mask, Seen, UnknownMaskError
+from detgen.program.arrays import same_bits
 
 CPU = torch.device("cpu")
 CONFIG = hf.LlamaConfig(**SIZES, rope_theta=1e4)

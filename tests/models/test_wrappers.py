@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from transformers.models.gemma3n import modeling_gemma3n
 
 from detgen import EngineError
-from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
 from detgen.models.description import has_description
@@ -27,7 +26,7 @@ from detgen.models.known import known
 from detgen.models.loading import load_model
 from detgen.models.stored import without_weights
 from detgen.models.wrappers import auto_class, settings_of_text, without_towers
-from detgen.program.arrays import FLOAT32, array
+from detgen.program.arrays import FLOAT32, array, same_bits
 from detgen.runner.preparing import prepare
 
 MROPE = LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}

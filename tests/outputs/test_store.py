@@ -16,7 +16,7 @@ from detgen.cache.cache_folder import make_store, open_store
 from detgen.engine.request import Request
 from detgen.errors import StoreError
 from detgen.machine import user_cache
-from detgen.outputs.entries import Entry, asked_anywhere, asked_here, entry_key, profile_digest, sound
+from detgen.outputs.identity import Entry, asked_anywhere, asked_here, entry_key, profile_digest, sound
 from detgen.outputs.store import STORE, Store, beside
 
 A = "aa" * 16  # a profile

@@ -11,7 +11,7 @@ from helpers.records import log_line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.outputs import compressed
+from detgen.outputs import log_file
 from detgen.report.counting import THRESHOLDS, Counts
 from detgen.report.log import NONE, STATUSES, read_log
 from detgen.report.streaming import Faults
@@ -80,7 +80,7 @@ def test_counts_are_those_of_the_entries_whatever_the_blocks(
     folder = tmp_path_factory.mktemp("log")
     write(folder, log)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compressed, "_BLOCK", block)
+        patch.setattr(log_file, "_GIVEN_OUT", block)
         found, counts, faults = read(folder)
     assert found == log
     assert not faults.count

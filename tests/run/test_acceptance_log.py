@@ -10,7 +10,7 @@ from helpers.checks import Silent
 from helpers.fakes import FakeEngine, config, go, manifest_of, stopping_at
 
 from detgen.outputs import log_file
-from detgen.outputs.compressed import contents
+from detgen.outputs.log_file import contents
 from detgen.run import run
 
 FORMS = ("jsonl", "zst", "off")

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Completion, Request
 from detgen.errors import RunError
-from detgen.outputs import entries
+from detgen.outputs import identity
 from detgen.outputs import store as stores
 from detgen.outputs.store import STORE
 from detgen.params import SamplingParams
@@ -159,8 +159,8 @@ def test_another_profile_finds_nothing(tmp_path: Path, prompts: Path, monkeypatc
     cache = tmp_path / "cache"
     go(prompts, tmp_path / "a", cache=cache)
     assert go(prompts, tmp_path / "b", build=lambda c: FakeEngine(c, device="cuda"), cache=cache).reused == 0
-    version = entries.importlib.metadata.version
-    monkeypatch.setattr(entries.importlib.metadata, "version", lambda p: version(p) + "x" * (p == "tokenizers"))
+    version = identity.importlib.metadata.version
+    monkeypatch.setattr(identity.importlib.metadata, "version", lambda p: version(p) + "x" * (p == "tokenizers"))
     assert go(prompts, tmp_path / "c", cache=cache).reused == 0
     monkeypatch.undo()
     assert go(prompts, tmp_path / "d", cache=cache).reused == 15

@@ -15,7 +15,7 @@ import pytest
 from helpers.fakes import Watcher, content, manifest_of
 
 from detgen.cache import open_store
-from detgen.cache.pruning import prune
+from detgen.cache.cache_folder import prune
 from detgen.engine.config import EngineConfig
 from detgen.outputs import parse_manifest
 from detgen.outputs.store import STORE

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer
 
 from detgen import Engine, EngineError
-from detgen.kernels.bits import same_bits
 from detgen.kernels.generic.generic_decoder import GenericDecoder
 from detgen.kernels.input_batch import Window
-from detgen.program.arrays import tensor
+from detgen.program.arrays import same_bits, tensor
 from detgen.runner import reference
 
 MOST = 512

@@ -13,7 +13,6 @@ from helpers.families import DESCRIBED, ROWS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.input_batch import Ends, Window, Windows
 from detgen.kernels.logprobs import Scores
@@ -21,7 +20,7 @@ from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.machine import CPU
 from detgen.models.attaching import attach
 from detgen.models.program_builder import ProgramBuilder
-from detgen.program.arrays import FLOAT32, array
+from detgen.program.arrays import FLOAT32, array, same_bits
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner

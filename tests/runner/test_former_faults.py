@@ -12,8 +12,8 @@ import transformers as hf
 from helpers.threads import using
 
 from detgen import Engine
-from detgen.kernels.bits import same_bits
 from detgen.kernels.input_batch import Window
+from detgen.program.arrays import same_bits
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,

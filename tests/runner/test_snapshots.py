@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.decoder import LayerStates, StateShape
 from detgen.machine import CPU
+from detgen.program.arrays import same_bits
 from detgen.runner.block_manager import PAGE, BlockManager, Prefix
 from detgen.runner.snapshots import Snapshots
 from detgen.runner.state_cache import StateCache

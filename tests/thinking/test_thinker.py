@@ -15,12 +15,12 @@ from helpers.thinking_models import HIDDEN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.generic.generic_decoder import GenericDecoder
 from detgen.kernels.input_batch import Windows
 from detgen.machine import CPU
 from detgen.models.loading import LoadedModel
+from detgen.program.arrays import same_bits
 from detgen.runner import thinker
 from detgen.runner.preparing import Prepared, prepare
 from detgen.runner.thinker import SLOTS, Block, Thinker

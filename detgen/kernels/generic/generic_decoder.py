@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange, exchanging
-from detgen.kernels.generic.attending import attending
-from detgen.kernels.generic.paged_attention import PagedAttention
+from detgen.kernels.generic.paged_attention import PagedAttention, attending
 from detgen.kernels.input_batch import InputBatch
 from detgen.program.arrays import array, tensor
 from detgen.program.operands import ARITHMETIC

@@ -1,6 +1,11 @@
-"""Attention in the arithmetic `detgen-2` for forwards that are not native themselves."""
+"""Attention in the arithmetic `detgen-2` for forwards that are not native themselves, which find it from inside."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,3 +77,24 @@ class PagedAttention:
             )
         )
         return Call(program, (qkv,), (program.steps[-1].writes,))
+
+
+# Called with layer, q, k, v and the layer's traits; see `PagedAttention.attend`.
+AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
+# Not every model passes unknown keyword arguments on to its attention.
+_current: ContextVar[AttendRows] = ContextVar("detgen_pass")
+
+
+def attend_current(*args: Any) -> torch.Tensor:
+    """Attention of the pass in progress; arguments as `AttendRows`."""
+    return _current.get()(*args)
+
+
+@contextmanager
+def attending(attend: AttendRows) -> Iterator[None]:
+    """Use this attention for the passes inside the block."""
+    token = _current.set(attend)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from detgen.kernels.bits import same_bits
+from detgen.program.arrays import same_bits
 
 MOST = 512  # rows of a pass
 

@@ -19,8 +19,17 @@ import triton.language as tl
 
 from detgen.kernels.triton.float_functions import share
 from detgen.kernels.triton.launching import OPTIONS, above
-from detgen.kernels.triton.row_reading import Read
-from detgen.kernels.triton.sampled_rows import INVERSE, SECTION, TOP_K, TOP_P, parameter, peak_of, sampled, source_of
+from detgen.kernels.triton.row_reading import (
+    INVERSE,
+    SECTION,
+    TOP_K,
+    TOP_P,
+    Read,
+    parameter,
+    peak_of,
+    sampled,
+    source_of,
+)
 
 BUCKETS = 32
 _TILE = 512  # entries of a list at a time

@@ -24,16 +24,18 @@ from detgen.kernels.logprobs import Scores
 from detgen.kernels.triton.filter_kernels import boundaries, divided, key
 from detgen.kernels.triton.launching import OPTIONS, above, on, sent
 from detgen.kernels.triton.noise_kernels import gumbel, most_gumbel, word_of, words_of
-from detgen.kernels.triton.row_reading import Lists, log_total, read
-from detgen.kernels.triton.sampled_rows import (
+from detgen.kernels.triton.row_reading import (
     FLOOR,
     POSITION,
     SAMPLE,
     SECTION,
     SEED,
     TEMPERATURE,
+    Lists,
+    log_total,
     parameter,
     peak_of,
+    read,
     sampled,
     source_of,
 )

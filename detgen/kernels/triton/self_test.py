@@ -15,7 +15,6 @@ import torch
 
 from detgen.kernels import choosing
 from detgen.kernels.attention import lay_out
-from detgen.kernels.bits import bits
 from detgen.kernels.c.library import Runner, best_build
 from detgen.kernels.c.panels import joined, stacked
 from detgen.kernels.c.quantizing import PAIRED
@@ -27,7 +26,7 @@ from detgen.kernels.triton.given_logprobs import logprobs
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling_kernels import choose_by, choose_reference
 from detgen.program import steps
-from detgen.program.arrays import array, each, tensor
+from detgen.program.arrays import array, bits, each, tensor
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.operands import LOGIT_BLOCK, PAGE, PANEL, SCORED, Activation, Buffer, Cache, Into, Scoring, Step
 from detgen.program.program import Program

@@ -18,10 +18,9 @@ import numpy as np
 from detgen.engine import Engine
 from detgen.engine.request import Request
 from detgen.engine.sequence import Sequence
-from detgen.kernels.bits import bits, same_bits
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Windows
-from detgen.program.arrays import Array, array
+from detgen.program.arrays import Array, array, bits, same_bits
 from detgen.verify.perturb.generation_digests import Difference
 
 

@@ -17,9 +17,8 @@ import numpy as np
 from detgen.engine.pieces import Pieces
 from detgen.engine.request import Completion
 from detgen.engine.sequence import Sequence
-from detgen.kernels.bits import bits
 from detgen.outputs.lines import output_line
-from detgen.program.arrays import Array, stacked
+from detgen.program.arrays import Array, bits, stacked
 
 Key = tuple[str | int, int]  # request id, sample
 

@@ -27,10 +27,9 @@ from detgen.verify.replay.claims import (
     read_manifest,
 )
 from detgen.verify.replay.early import TOLERANCE, config_of, readable
-from detgen.verify.replay.lines import Replay
+from detgen.verify.replay.lines import Kept, Replay
 from detgen.verify.replay.result import AuditResult
 from detgen.verify.replay.scores import ScoreReplay
-from detgen.verify.replay.stopped import Kept
 from detgen.verify.replay.texts import TextReplay
 
 

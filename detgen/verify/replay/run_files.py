@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from detgen.outputs.compressed import DamagedError, TornError, contents
+from detgen.outputs.log_file import DamagedError, TornError, contents
 from detgen.verify.replay.result import AuditResult
 
 Key = tuple[int, int]  # index of the prompt, number of the sample

@@ -22,8 +22,8 @@ from detgen.program.arrays import Array, array
 from detgen.prompts import BadLine
 from detgen.verify.replay.comparing import Path, compare_line
 from detgen.verify.replay.lines import AHEAD, Replay
+from detgen.verify.replay.reading import largest
 from detgen.verify.replay.run_files import Key, Line
-from detgen.verify.replay.ties import largest
 
 # Of the tokens of scores, by place: the error of differences of logits that the tolerance allows, and how far the token
 # is from being as likely as the best one, or the next.

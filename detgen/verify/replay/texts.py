@@ -22,11 +22,10 @@ from detgen.outputs.lines import acceptance_lines, bad_line, output_line
 from detgen.outputs.records import log_entry
 from detgen.prompts import BadLine
 from detgen.verify.replay.comparing import Allow, Path, compare_line, compare_log, plausible, shown
-from detgen.verify.replay.lines import AHEAD, Replay
+from detgen.verify.replay.lines import AHEAD, KeptLines, Replay
 from detgen.verify.replay.reading import Known, read, refusal
 from detgen.verify.replay.rounds import LogError, Rounds, commit, rounds_of, written_scores
 from detgen.verify.replay.run_files import Line, in_words
-from detgen.verify.replay.stopped import KeptLines
 
 
 @dataclass(slots=True)

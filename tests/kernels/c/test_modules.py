@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c import modules
 from detgen.kernels.c.call import watching
 from detgen.program.arithmetic import fma, gelu, linear, norm, silu, softmax, total
+from detgen.program.arrays import same_bits
 from detgen.program.operands import Activation
 
 

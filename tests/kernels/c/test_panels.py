@@ -8,12 +8,11 @@ from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c import panels as module
 from detgen.kernels.c.library import BUILDS, build
 from detgen.kernels.c.panels import arranged, panels
 from detgen.kernels.c.quantizing import Quantized, empty
-from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, tensor
+from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, same_bits, tensor
 from detgen.program.operands import Scales
 from detgen.program.storage import FORMATS, Storage, bf16, unpack
 

@@ -19,7 +19,6 @@ from helpers.small_models import STORED
 from helpers.steps import numbers
 
 from detgen.errors import QuantName
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c import c_decoder
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.library import BUILDS, Runner, best_build, build
@@ -33,7 +32,7 @@ from detgen.models.attaching import attach
 from detgen.models.bitsandbytes_weights import Quantizing
 from detgen.models.program_builder import ProgramBuilder
 from detgen.models.stored import held
-from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, torch_dtype
+from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, same_bits, torch_dtype
 from detgen.program.operands import Buffer, Into
 from detgen.program.program import Program
 from detgen.program.rows import Rows

@@ -10,12 +10,11 @@ from helpers.threads import using
 from safetensors.numpy import load_file
 
 from detgen.errors import EngineError
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c import quantizing
 from detgen.kernels.c.library import BUILDS, build
 from detgen.kernels.c.panels import joined, panels
 from detgen.kernels.c.quantizing import MADE, Form, fits, narrowed
-from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, array
+from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, array, same_bits
 from detgen.program.widening import in_floats
 
 WEIGHT = np.random.default_rng(1).standard_normal((20, 96), np.float32)

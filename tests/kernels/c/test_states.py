@@ -17,9 +17,8 @@ from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.library import BUILDS, Runner, build
-from detgen.program.arrays import tensor
+from detgen.program.arrays import same_bits, tensor
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import Activation, Buffer, Into
 from detgen.program.program import Program

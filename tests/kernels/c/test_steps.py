@@ -10,14 +10,13 @@ from helpers.threads import using
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.library import BUILDS, Runner, build
 from detgen.kernels.c.panels import panels
 from detgen.kernels.c.quantizing import MADE, PAIRED, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.kernels.logprobs import Scores
 from detgen.program import steps
-from detgen.program.arrays import BFLOAT16, FLOAT32
+from detgen.program.arrays import BFLOAT16, FLOAT32, same_bits
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import PAGE, SCORED, Buffer, Cache, Into, Step
 from detgen.program.program import Program

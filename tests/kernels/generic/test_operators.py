@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from detgen.kernels.bits import same_bits
 from detgen.kernels.generic import operators as ops
+from detgen.program.arrays import same_bits
 
 aten: Any = torch.ops.aten
 N = 100_003

@@ -16,11 +16,11 @@ from helpers.examples import examples
 
 import detgen.kernels.logprobs as judging
 from detgen.kernels import sampling
-from detgen.kernels.bits import same_bits
 from detgen.kernels.logprobs import Judged, judge_rows
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choice, Chosen, choose
 from detgen.kernels.triton.given_logprobs import logprobs
+from detgen.program.arrays import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

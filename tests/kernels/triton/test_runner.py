@@ -23,14 +23,13 @@ from hypothesis import strategies as st
 
 from detgen.errors import EngineError
 from detgen.kernels.attention import lay_out
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.panels import joined, panels, stacked
 from detgen.kernels.c.quantizing import MADE, PAIRED, STORAGE, Form
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.kernels.triton import attend, core_linear, linear, state_kernels, whole_linear
 from detgen.kernels.triton.runner import KERNELS, TritonRunner
 from detgen.program import arithmetic, interpreter, steps
-from detgen.program.arrays import Array, array, each, tensor
+from detgen.program.arrays import Array, array, each, same_bits, tensor
 from detgen.program.experts import Combine, ExpertLinear, Route, Sort, Weigh
 from detgen.program.interpreter import Interpreter
 from detgen.program.operands import (

@@ -23,7 +23,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.errors import EngineError
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.quantizing import MADE, PAIRED, Form
 from detgen.kernels.exchange import Exchange
@@ -36,7 +35,7 @@ from detgen.kernels.triton.triton_decoder import TritonDecoder
 from detgen.machine import CPU, Device
 from detgen.models.attaching import attach
 from detgen.models.program_builder import ProgramBuilder
-from detgen.program.arrays import BFLOAT16, FLOAT32, array, tensor
+from detgen.program.arrays import BFLOAT16, FLOAT32, array, same_bits, tensor
 from detgen.runner.block_manager import BlockManager
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.model_runner import ModelRunner

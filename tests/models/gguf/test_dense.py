@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from detgen.errors import EngineError
-from detgen.kernels.bits import same_bits
 from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf.families import config_of
 from detgen.models.gguf.header import read_header
@@ -30,6 +29,7 @@ from detgen.models.gguf.models import settings
 from detgen.models.gguf.tokenizer import own_tokenizer
 from detgen.models.known import known
 from detgen.models.loading import load_model
+from detgen.program.arrays import same_bits
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 SIZES: dict[str, Any] = {**STORED, "num_hidden_layers": 3}

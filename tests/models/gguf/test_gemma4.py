@@ -18,11 +18,11 @@ from helpers.small_models import STORED
 from safetensors.torch import load_file
 
 from detgen.errors import EngineError
-from detgen.kernels.bits import same_bits
 from detgen.models.gguf.header import read_header
 from detgen.models.gguf.models import ends, settings
 from detgen.models.known import known
 from detgen.models.loading import load_model
+from detgen.program.arrays import same_bits
 
 WINDOW, FULL = "sliding_attention", "full_attention"
 SIZES: dict[str, Any] = {**STORED, "sliding_window": 20, "head_dim": 20, "global_head_dim": 26}

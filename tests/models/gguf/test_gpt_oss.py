@@ -20,13 +20,13 @@ from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
 
 from detgen.errors import EngineError
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.machine import CPU
 from detgen.models.gguf.header import read_header
 from detgen.models.gguf.models import empty_model, ends, kept_places, reader_of, settings
 from detgen.models.known import known
 from detgen.models.stored import whole
+from detgen.program.arrays import same_bits
 from detgen.program.experts import ExpertLinear
 from detgen.program.storage import Storage
 from detgen.runner.preparing import prepare

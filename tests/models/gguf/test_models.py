@@ -31,7 +31,6 @@ from detgen.bench.peers import gguf_file
 from detgen.engine.config import EngineConfig
 from detgen.engine.pieces import pieces_of
 from detgen.errors import EngineError
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.quantizing import Quantized
 from detgen.machine import CPU
@@ -43,7 +42,7 @@ from detgen.models.gguf.quickly import QuickReader, quick_gguf
 from detgen.models.loading import load_model, load_tokenizer
 from detgen.models.stored import Place, whole
 from detgen.params import SamplingParams
-from detgen.program.arrays import floats
+from detgen.program.arrays import floats, same_bits
 from detgen.program.experts import ExpertLinear
 from detgen.progress import Progress, Unobserved
 from detgen.run import RunConfig, run, work

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from detgen import Engine
 from detgen.errors import EngineError
-from detgen.kernels.bits import same_bits
 from detgen.models import keeping
 from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf import models as gguf_models
@@ -31,6 +30,7 @@ from detgen.models.kept_tokenizer import facts_of
 from detgen.models.loading import LoadedModel, asking, load_model
 from detgen.models.settings import context_of
 from detgen.models.skeleton import model_of, skeleton_of
+from detgen.program.arrays import same_bits
 from detgen.runner.own_forward import ask
 
 KINDS = ("llama", "qwen2", "qwen3")

@@ -19,13 +19,13 @@ from helpers.gguf_files import bits_of, check_same, loaded, plain_tokenizer, wri
 from helpers.small_models import STORED
 
 from detgen.errors import EngineError
-from detgen.kernels.bits import same_bits
 from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.drawn_weights import IN_FEW_BITS, InFewBits, in_few_bits
 from detgen.models.known import known
 from detgen.models.loading import load_model
 from detgen.models.rates import logarithms, negative_powers
 from detgen.models.stored import damaged, whole
+from detgen.program.arrays import same_bits
 
 Numbers = np.ndarray
 Written = Iterator[tuple[str, Numbers]]

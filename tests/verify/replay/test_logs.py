@@ -12,7 +12,7 @@ from helpers.checks import Silent
 from helpers.tampering import Changed, edit_manifest, renew
 
 from detgen import Engine, EngineConfig, SamplingParams
-from detgen.outputs.compressed import contents, frame_of
+from detgen.outputs.log_file import contents, frame_of
 from detgen.outputs.manifest import log_name
 from detgen.outputs.manifest_reading import read_manifest
 from detgen.report.page import render

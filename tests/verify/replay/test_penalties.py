@@ -21,8 +21,8 @@ from detgen.kernels.sampling import Choice, choose
 from detgen.run import RunConfig, run
 from detgen.verify.replay.audit import Audit
 from detgen.verify.replay.claims import read_manifest
+from detgen.verify.replay.reading import rounding_explains
 from detgen.verify.replay.result import AuditResult
-from detgen.verify.replay.ties import rounding_explains
 
 DEFAULTS = SamplingParams(
     max_tokens=20,

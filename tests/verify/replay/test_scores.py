@@ -18,7 +18,7 @@ from helpers.tampering import edit_lines, edit_manifest
 from detgen import Engine, EngineConfig
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.errors import CheckError
-from detgen.outputs.entries import digest
+from detgen.outputs.identity import digest
 from detgen.outputs.samples import pack, unpacked
 from detgen.outputs.store import STORE
 from detgen.run import ScoreConfig, run

@@ -19,7 +19,7 @@ from helpers.tampering import Changed, edit_lines, edit_manifest, fail, renew
 from detgen import Engine, EngineConfig, Request, SamplingParams
 from detgen.engine.request import Completion
 from detgen.errors import CheckError
-from detgen.outputs.entries import digest
+from detgen.outputs.identity import digest
 from detgen.outputs.lines import dump
 from detgen.outputs.samples import pack, unpacked
 from detgen.outputs.store import STORE

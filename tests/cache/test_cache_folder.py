@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import detgen
-from detgen.cache.cache_folder import make_store
-from detgen.cache.pruning import contents, prune
-from detgen.outputs.entries import Entry, entry_key
+from detgen.cache.cache_folder import contents, make_store, prune
+from detgen.outputs.identity import Entry, entry_key
 from detgen.outputs.store import Store
 
 A, B = "aa" * 16, "bb" * 16  # profiles

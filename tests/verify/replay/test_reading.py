@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.kernels.sampling import Choice, choose, scores
-from detgen.verify.replay.ties import rounding_explains
+from detgen.verify.replay.reading import rounding_explains
 
 CHOICES = st.builds(
     Choice,

@@ -13,8 +13,8 @@ import pytest
 from helpers.engine_inputs import PROMPTS, adversary
 
 from detgen import Engine, EngineError, Request, SamplingParams
-from detgen.engine import turns
-from detgen.engine.turns import Turns
+from detgen.engine import streaming_rounds
+from detgen.engine.streaming_rounds import Turns
 
 NESTED = "generating already"
 
@@ -95,8 +95,8 @@ def test_another_threads_open_stream(
     engine: Engine, want: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call waits while the stream is read; if nobody reads it, it gives up instead of waiting for ever."""
-    monkeypatch.setattr(turns, "_PATIENCE", 1.5)
-    monkeypatch.setattr(turns, "_LOOK", 0.05)
+    monkeypatch.setattr(streaming_rounds, "_PATIENCE", 1.5)
+    monkeypatch.setattr(streaming_rounds, "_LOOK", 0.05)
     stream: Any = engine.stream(requests(*range(7)))
     next(stream)
     with ThreadPoolExecutor(1) as pool:

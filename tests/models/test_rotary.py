@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
-from detgen.models.tuning import Tuning
+from detgen.models.rotary import Tuning
 
 
 @pytest.mark.parametrize("tuning", [Tuning(32.0, 0.1, 0), Tuning(8192.0, 0.1, 1), Tuning(7.0, -0.3, 1)])

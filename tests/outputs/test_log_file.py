@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from detgen.outputs.compressed import DamagedError, TornError, contents, frame_of
+from detgen.outputs.log_file import DamagedError, TornError, contents, frame_of
 
 PARTS = [b"".join(b'{"index":%d,"part":%d}\n' % (i, part) for i in range(3000)) for part in range(3)]
 WHOLE = b"".join(map(frame_of, PARTS))

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen import Engine, Request, SamplingParams
+from detgen.engine.pass_results import token_logprobs
 from detgen.engine.request import TokenLogprobs
-from detgen.engine.token_logprobs import token_logprobs
 
 
 def test_logprobs(engines: Callable[..., Engine], observe: Callable[..., Any]) -> None:
