@@ -82,8 +82,7 @@ class Policy:
             return False
         if len(windows) == len(live):
             return len(live) <= MOST_ROWS and self.undrafted(live)
-        reads = chaining.reads and self._passes.rewinds
-        return reads and 3 * len(live) <= 2 * MOST_ROWS and not self.draft_tokens(live)
+        return chaining.reads and 3 * len(live) <= 2 * MOST_ROWS and not self.draft_tokens(live)
 
     def may_foresee(self, live: RunningBatch, slots: np.ndarray, most: int) -> bool:
         """Whether what sampled rows of so many passes choose can be foreseen, and there is room for their logits."""
@@ -91,7 +90,8 @@ class Policy:
         assert chaining is not None, "it may chain"
         kept = chaining.kept
         asked = live.adjusted[slots].any() or (not kept and live.wordy[slots].any())
-        return self._passes.rewinds and not asked and len(slots) * most * kept <= _LOGITS
+        final = not kept or self._passes.rewinds  # what is likely may not stand
+        return final and not asked and len(slots) * most * kept <= _LOGITS
 
     def undrafted(self, live: RunningBatch) -> bool:
         """Whether there is no drafter, or nothing to draft for: unverified requests are never drafted for."""

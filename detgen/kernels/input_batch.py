@@ -184,7 +184,10 @@ class InputBatch:
         windows = Windows(w.slots[there], (w.starts - begins)[there] + passes, ones, ones, 0 * ones)
         if passes <= len(self.later):
             windows = windows.joined(self.later[passes - 1])
-        return pack(windows, self._tables, self._group)
+        spans = None  # every row of the passes before stands, so states are where the windows start
+        if self.spans is not None:
+            spans = spans_of(windows, windows.starts, windows.starts + windows.lengths)
+        return pack(windows, self._tables, self._group, spans)
 
 
 class Ends(NamedTuple):
@@ -197,6 +200,18 @@ class Ends(NamedTuple):
 
     tokens: np.ndarray
     to_end: np.ndarray
+
+
+def spans_of(windows: Windows, base: np.ndarray, certain: np.ndarray) -> np.ndarray:
+    """What layers that keep states are told of windows, int64 [windows, 6], see `Rows`.
+
+    Args:
+        windows: those of a pass.
+        base: int64 [windows], positions of the states.
+        certain: int64 [windows], positions up to which rows stand.
+    """
+    rows = windows.lengths.cumsum() - windows.lengths
+    return np.stack((windows.slots, rows, windows.starts, windows.lengths, base, certain), axis=1)
 
 
 def pack(

@@ -100,8 +100,10 @@ class ModelRunner:
 
     def pack(self, windows: Windows, later: Sequence[Windows] = ()) -> InputBatch:
         """The rows of a pass; `later` are the windows that join in those behind it, of one call."""
-        states = self.cache.states
-        spans = None if states is None else states.spans(windows)
+        states, spans = self.cache.states, None
+        if states is not None:
+            states.reach(1 + max((int(w.slots.max()) for w in later if len(w)), default=0))
+            spans = states.spans(windows)
         return pack(windows, self.cache.pages.tables, self._group, spans, later)
 
     def learn_cost(self, slots: int) -> None:
@@ -230,7 +232,9 @@ class ModelRunner:
         started, asked = time.perf_counter(), lengths.copy()
         found = call(chaining)
         if self.cache.states is not None:
-            self.cache.states.move(batch.windows, lengths - 1)
+            for windows in (batch.windows, *batch.later):
+                self.cache.states.move(windows)
+            self.cache.states.move(batch.choosing[0], lengths - 1)
         self._count(batch, lengths if chaining.stops else asked, time.perf_counter() - started)
         return found
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from detgen.kernels.decoder import LayerStates, StateShape
-from detgen.kernels.input_batch import Windows
+from detgen.kernels.input_batch import Windows, spans_of
 from detgen.machine import Device
 from detgen.models.memory import zeros
 from detgen.program.arrays import FLOAT32
@@ -63,8 +63,7 @@ class StateCache:
         if lost.any():
             slot = int(slots[lost.argmax()])
             raise ValueError(f"slot {slot} has states of position {self.at[slot]}, from which its window cannot go on")
-        rows = lengths.cumsum() - lengths
-        return np.stack((slots, rows, starts, lengths, base, _certain(windows, base)), axis=1)
+        return spans_of(windows, base, _certain(windows, base))
 
     def move(self, windows: Windows, further: np.ndarray | int = 0) -> None:
         """Note that a pass of these windows has run, and so many passes of one row each behind it, which stand."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 from helpers.engine_inputs import code
 from helpers.examples import examples
+from helpers.families import DESCRIBED
 from helpers.foreseeing import Entries, foreseeing
 from helpers.loop import Loop, request
 from hypothesis import assume, event, given
@@ -74,6 +76,13 @@ def drawn(draw: random.Random) -> list[Request]:
     return requests_of([(n, draw.choice([0, 0, 1, 70]), how) for n, how in zip(lengths, made, strict=True)])
 
 
+@pytest.fixture(scope="module")
+def of_states(random_model: Callable[..., Path]) -> Engine:
+    config = DESCRIBED["qwen3_5_text"]()
+    config.vocab_size = 4096
+    return Engine(target=random_model(config), drafter="none", batch_size=16, kv_memory=16 << 20)
+
+
 @examples(24)
 @given(
     seed=st.integers(0, 2**32),
@@ -82,22 +91,28 @@ def drawn(draw: random.Random) -> list[Request]:
     cache=st.booleans(),
     tight=st.booleans(),
     broken=st.sampled_from([None, None, 32, 10]),
+    keeps=st.sampled_from([False, False, True]),
     drafter=st.sampled_from(["none", "none", "none", "ngram"]),
 )
 def test_all_that_is_said_stays(
     engines: Callable[..., Engine],
+    of_states: Engine,
     seed: int,
     batch: int,
     chunk: int | None,
     cache: bool,
     tight: bool,
     broken: int | None,
+    keeps: bool,
     drafter: str,
 ) -> None:
-    """Tokens, log-probabilities, rounds, entries: whatever is asked, where memory is short, with what is not finite."""
-    requests = drawn(random.Random(seed))
+    """Tokens, log-probabilities, rounds, entries: whatever is asked, where memory is short, with what is not finite.
+
+    Layers may keep states, of which there are no snapshots on CUDA.
+    """
+    requests, cache = drawn(random.Random(seed)), cache and not keeps
     settings: dict[str, Any] = {"batch_size": batch, "prefill_chunk": chunk, "prefix_cache": cache, "drafter": drafter}
-    engine = engines(drafter="none", batch_size=16).with_settings(**settings)
+    engine = (of_states if keeps else engines(drafter="none", batch_size=16)).with_settings(**settings)
     if tight:
         engine = engine.with_settings(kv_memory=11 * BLOCK * engine.canonical.cache.entry_bytes)
     with nullcontext() if broken is None else engine.canonical.decoder.breaking(broken):

@@ -340,6 +340,19 @@ def test_passes_are_launched_one_after_the_other(
             assert all(same_bits(a, b) for a, b in zip(kept, again, strict=True))
 
 
+def test_states_move_on_in_calls() -> None:
+    """Of who goes on, who reads, and who begins in a slot beyond those there were; the next pass goes on."""
+    forward, other = both(hf.Qwen3_5TextConfig(**NETS))
+    first, later = [Window(0, 0, [5, 6], 1), Window(1, 0, [7] * 4, 0)], [Window(1, 4, [8, 9], 1), Window(3, 0, [1], 0)]
+    _, scores, _ = forward.chain(Windows.of(first), np.array([3, 2]), None, [Windows.of(later)])
+    of_0, of_1 = scores.tokens[:3].tolist(), scores.tokens[3:].tolist()
+    after = [Window(0, 4, of_0[2:], 1), Window(1, 7, of_1[1:], 1), Window(3, 1, [2], 1)]
+    last = [Window(0, 3, of_0[1:2], 1), Window(1, 6, of_1[:1], 1)]
+    for windows in (first, [Window(0, 2, of_0[:1], 1), *later], last):
+        other.run(windows)
+    assert same_bits(*(array(runner.run(after)) for runner in (forward, other)))
+
+
 def test_passes_behind_an_end_are_counted(forward: ModelRunner) -> None:
     """They run, and take their time."""
     before, lengths = (forward.passes, forward.rows), np.array([3, 2])
