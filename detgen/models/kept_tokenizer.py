@@ -1,8 +1,7 @@
 """A tokenizer of transformers without transformers: the tokenizers library does for it what matters to texts.
 
-Chats are rendered by the very functions of transformers that would render them otherwise: to import the module that has
-them takes a fifth of the time that the tokenizer takes. What else is asked, transformers' own answers, which is loaded
-then.
+Chats are rendered by the very functions of transformers that would render them otherwise
+(`detgen/models/chat_functions.py`). What else is asked, transformers' own answers, which is loaded then.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
+from detgen.models.chat_functions import CHAT_FUNCTIONS, chat_functions
+
 # What is done here in place of transformers' tokenizers, of which some do it otherwise.
 _DONE_HERE = (
     *("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding", "decode", "_decode"),
     *("get_vocab", "convert_ids_to_tokens", "added_tokens_decoder", "backend_tokenizer"),
 )
-# What renders a chat; it asks a tokenizer for its template and its `special_tokens_map` alone.
-_OF_CHATS = ("apply_chat_template", "get_chat_template")
 _FACTS = (
     *("eos_token_id", "bos_token_id", "all_special_ids", "chat_template", "special_tokens_map"),
     *("clean_up_tokenization_spaces", "response_template"),
@@ -50,7 +49,7 @@ def facts_of(tokenizer: Any, place: Path) -> dict[str, Any] | None:
         return None
     if any(
         getattr(kind, name) is not getattr(TokenizersBackend, name)
-        for name in (*_DONE_HERE, *_OF_CHATS, "special_tokens_map")
+        for name in (*_DONE_HERE, *CHAT_FUNCTIONS, "special_tokens_map")
     ):
         return None
     facts = {name: getattr(tokenizer, name, None) for name in _FACTS}
@@ -100,10 +99,8 @@ class KeptTokenizer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_own", "_load"):
             raise AttributeError(name)
-        if name in _OF_CHATS:
-            from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-
-            return MethodType(getattr(PreTrainedTokenizerBase, name), self)
+        if name in CHAT_FUNCTIONS:
+            return MethodType(chat_functions()[name], self)
         if self._own is None:
             self._own = self._load()
         return getattr(self._own, name)

@@ -310,13 +310,13 @@ def test_forms_of_texts_know_a_kept_tokenizer(loaded: list[LoadedModel], folder:
     assert texts[0].isdigit()
 
 
-def test_a_chat_loads_no_tokenizer_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module that renders chats is enough."""
+def test_a_chat_imports_no_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What renders chats is taken out of it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     prompts = tmp_path / "chats.jsonl"
     prompts.write_text('{"messages": [{"role": "user", "content": "Add two numbers."}]}\n')
     code = "import sys; from detgen.__main__ import main\n"
-    code += "try: main()\nfinally: print('transformers.models.auto.tokenization_auto' in sys.modules)"
+    code += "try: main()\nfinally: print(bool({'torch', 'transformers'} & sys.modules.keys()))"
     command = ["run", str(prompts), "-q", "--max-tokens", "2", "-o"]
     first, second = tmp_path / "first", tmp_path / "second"
     assert invoke(*command, str(first)).exit_code == 0

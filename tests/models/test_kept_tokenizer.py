@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -14,10 +15,11 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, TokenizersBackend
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, TokenizersBackend
 
 from detgen.errors import DEMO
 from detgen.models import kept_tokenizer
+from detgen.models.chat_functions import CHAT_FUNCTIONS, chat_functions
 from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
 
 
@@ -155,8 +157,52 @@ _SHOWN = (
     "{{ tools | tojson(indent=1) }}{% endif %}{{ extra }}{% if add_generation_prompt %}<assistant>{% endif %}"
     "{{ bos_token }}"
 )
+_CHATML = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- for tool in tools %}
+        {{- "\\n" }}{{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- endif %}
+{% for message in messages %}
+    {% if loop.first and message.role != 'system' %}
+{{ '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{% endif %}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') | trim + '<|im_end|>' + '\\n' }}
+{% endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+_LLAMA = """{{- bos_token }}
+{%- if not date_string is defined %}{%- set date_string = strftime_now("%Y") %}{%- endif %}
+{%- set ns = namespace(system="") %}
+{%- for message in messages if message['role'] == 'user' %}{% set ns.system = ns.system ~ loop.index0 %}{% endfor %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday: " + date_string + ns.system }}
+{%- for message in messages %}
+    {%- if 'tool_calls' in message and message.tool_calls %}{{- message.tool_calls | tojson(indent=4) }}{% endif %}
+    {%- generation %}{{- message.content | trim + "<|eot_id|>" }}{% endgeneration %}
+    {%- if loop.index == 2 %}{% break %}{% endif %}
+{%- endfor %}
+"""
+_MISTRAL = """{{ bos_token }}{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+{% endif %}
+{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
+{% else %}{{ message['content'] + eos_token }}{% endif %}
+{% endfor %}"""
+_GEMMA = """{{ bos_token }}{%- set first = messages[0].content | default('', true) -%}
+{%- macro turn(role, content) -%}<start_of_turn>{{ role | replace('assistant', 'model') }}
+{{ content.split('</think>')[-1] | trim }}<end_of_turn>
+{% endmacro -%}
+{%- for message in messages[::-1] | reverse -%}
+    {{ turn(message.role, message.content) }}
+{%- endfor -%}
+{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}{{ dict(a=first) | tojson }}"""
 TEMPLATES: list[Any] = [
     _SHOWN,
+    _CHATML,
+    _LLAMA,
+    _MISTRAL,
+    _GEMMA,
     {"default": _SHOWN, "tool_use": "{{ tools | tojson }}" + _SHOWN},
     {"other": _SHOWN},
     "{{ raise_exception('no') }}",
@@ -202,3 +248,17 @@ def test_chats_are_rendered_as_by_transformers(
             return repr(error)
 
     assert rendered(kept) == rendered(own)
+
+
+def test_what_renders_chats_is_taken_out_of_transformers() -> None:
+    """Without the rest; the rest is imported where its files are laid out in another way."""
+    for name, function in chat_functions().items():
+        own = getattr(PreTrainedTokenizerBase, name)
+        assert function.__globals__ is not own.__globals__
+        assert function.__code__.co_code == own.__code__.co_code
+        assert [*signature(function).parameters] == [*signature(own).parameters]
+    for name, unusual in (("find_spec", lambda _: None), ("_globals", lambda _: ["something else"])):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"detgen.models.chat_functions.{name}", unusual)
+            found = chat_functions.__wrapped__()
+        assert found == {name: getattr(PreTrainedTokenizerBase, name) for name in CHAT_FUNCTIONS}

@@ -1,0 +1,77 @@
+"""Functions of transformers that render chats, out of its own files, without importing the rest of it.
+
+To import that takes half a second of processor time, most of it for what renders no chat. The bytes are those of the
+installed version. Where its files are laid out in another way than here, it is imported.
+"""
+
+from __future__ import annotations
+import __future__
+
+import builtins
+import dis
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType, ModuleType, SimpleNamespace
+from typing import Any
+
+CHAT_FUNCTIONS = ("apply_chat_template", "get_chat_template")  # methods of tokenizers
+_HOME, _CLASS = "tokenization_utils_base", "PreTrainedTokenizerBase"
+_PACKAGE = "_detgen_transformers_utils"  # a second name of transformers.utils, whose `__init__` imports too much
+
+
+class _Silent:
+    """A logger that says nothing, as those of transformers do where detgen reports."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+@cache
+def chat_functions() -> dict[str, Callable[..., Any]]:
+    """By their names; each takes the tokenizer first, whose template and `special_tokens_map` it asks for."""
+    with suppress(Exception):  # whatever its files are like
+        return _taken_out()
+    tokenizers = getattr(import_module(f"transformers.{_HOME}"), _CLASS)
+    return {name: getattr(tokenizers, name) for name in CHAT_FUNCTIONS}
+
+
+def _taken_out() -> dict[str, Callable[..., Any]]:
+    """The same; what renders templates is a module of its own, which two methods of tokenizers call.
+
+    Raises:
+        Exception: of many kinds, if they need more than what renders templates.
+    """
+    spec = find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("there is no such package")
+    folder = Path(spec.submodule_search_locations[0])
+    package: Any = ModuleType(_PACKAGE)
+    package.__path__ = [str(folder / "utils")]
+    package.logging = SimpleNamespace(get_logger=lambda *_: _Silent())
+    sys.modules[_PACKAGE] = package
+    known = dict(vars(import_module(f"{_PACKAGE}.chat_template_utils")))
+    home = folder / f"{_HOME}.py"
+    lines = home.read_text("utf-8").splitlines(keepends=True)
+    for name in CHAT_FUNCTIONS:
+        (start,) = (i for i, line in enumerate(lines) if line.startswith(f"    def {name}("))
+        source = textwrap.dedent("".join(inspect.getblock(lines[start:])))
+        flags = __future__.annotations.compiler_flag  # which name what is not there
+        exec(compile(source, str(home), "exec", flags, dont_inherit=True), known)
+        if missing := {*_globals(known[name].__code__)} - known.keys() - vars(builtins).keys():
+            raise NameError(f"{name} needs {missing}")
+    return {name: known[name] for name in CHAT_FUNCTIONS}
+
+
+def _globals(code: CodeType) -> Iterator[str]:
+    """Names that code, or what it defines, takes from its module."""
+    yield from (one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL")
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _globals(inner)
