@@ -1,4 +1,4 @@
-"""Byte-level tokenizers of GGUF files, as transformers makes them, without transformers.
+"""Tokenizers of GGUF files, byte-level and SentencePiece's, as transformers makes them, without transformers.
 
 What a file says has to be understood, each of its keys; of another one, transformers is asked. Tests ask it for these,
 too (`tests/models/gguf/test_plain.py`).
@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf.configs import not_understood
 from detgen.models.gguf.header import Header, list_of
+from detgen.models.gguf.sentencepiece import pairs_of, pieces_made
 from detgen.models.gguf.splits import Way, take_texts, way_of
 from detgen.models.kept_tokenizer import KeptTokenizer
 
@@ -27,11 +28,13 @@ _FLAGS = {f"add_{name}_token" for name in _ADDED}
 _KNOWN = {
     *("model", "pre", "tokens", "token_type", "merges", *_FLAGS),
     *(f"{name}_token_id" for name in (*_NAMED.values(), "eot", "eom")),
-    # Not for such tokenizers, or for none.
+    # For one of both kinds, or for none.
     *("scores", "add_space_prefix", *(f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep"))),
 }
 
 
+# What a file may say, by the kind of its tokenizer.
+_ALONE: dict[Any, dict[str, Any]] = {"gpt2": {}, "llama": {"pre": "default", "add_space_prefix": True}}
 # Tokens of other kinds of models, and templates that a chat may ask for by name.
 _UNUSED = {
     *(f"{_PREFIX}{name}_token_id" for name in ("mask", "cls", "seperator")),
@@ -67,17 +70,25 @@ def tokenizer_facts(header: Header, path: Path, *, adds_named: bool = False, as_
         Exception: what the tokenizers library raises, if it makes no tokenizer.
     """
     said, template = _said(header, _UNUSED if as_said else set())
-    tokens, types, merges = (list_of(path, header, _PREFIX + name) for name in ("tokens", "token_type", "merges"))
-    way = way_of(header)
-    assert way is not None, "it was asked before whether it is one"
-    made = _made(tokens, types, merges, way, as_said=as_said)
+    way, joins = way_of(header), "merges" if "merges" in said else "scores"
+    tokens, types, joined = (list_of(path, header, _PREFIX + name) for name in ("tokens", "token_type", joins))
+    if way is None:
+        made = pieces_made(header.architecture, tokens, **{joins: joined})
+    else:
+        made = _bytes_made(tokens, types, joined, way, as_said=as_said)
+    of_type = {kind: [x for x, own in zip(tokens, types, strict=True) if own == kind] for kind in (_CONTROL, _USER)}
+    spelled = set(byte_letters())
+    control = [x for x in of_type[_CONTROL] if way is None or as_said or spelled.issuperset(x)]
+    made.add_special_tokens([AddedToken(x, normalized=False, special=True) for x in control])
+    used = [x for x in of_type[_USER] if made.token_to_id(x) is not None]
+    made.add_tokens([AddedToken(x, normalized=False, special=False) for x in used])
     named = {name: tokens[said[key]] for name, of in _NAMED.items() if (key := f"{of}_token_id") in said}
     once, there = list(dict.fromkeys(named.values())), {x.content for x in made.get_added_tokens_decoder().values()}
     made.add_tokens([AddedToken(text, special=True) for text in once if text not in there])
     if adds_named:
         made.add_tokens([AddedToken(text, special=True) for text in once])
     ids = {name: made.token_to_id(text) for name, text in named.items()}
-    begins = said.get("add_bos_token", way.begins), said.get("add_eos_token", False)
+    begins = said.get("add_bos_token", way is None or way.begins), said.get("add_eos_token", False)
     adds = {name: named[name] for name, asked in zip(_ADDED, begins, strict=True) if asked and name in named}
     bos, eos = (adds.get(name, "") for name in _ADDED)
     single = f"{bos and f'{bos}:0 '}$A:0{eos and f' {eos}:0'}"
@@ -114,13 +125,16 @@ def _said(header: Header, unused: set[str]) -> tuple[dict[str, Any], str | None]
             raise not_understood(key, value)
         found[name] = value
     template = header.settings.get(_TEMPLATE)
-    if found.get("model") != "gpt2" or not isinstance(template, str | None):
+    if found.get("model") not in _ALONE or not isinstance(template, str | None):
         raise not_understood(_PREFIX + "model", found.get("model"))
+    for name, known in _ALONE[found["model"]].items():
+        if found.get(name, known) != known:
+            raise not_understood(_PREFIX + name, found[name])
     return found, template
 
 
-def _made(tokens: list[str], types: list[int], merges: list[str], way: Way, *, as_said: bool) -> Tokenizer:
-    """The tokenizer without what it adds to texts."""
+def _bytes_made(tokens: list[str], types: list[int], merges: list[str], way: Way, *, as_said: bool) -> Tokenizer:
+    """A byte-level tokenizer without the tokens that the file says to be special."""
     letters = byte_letters()
     spelled = set(letters)
     written = tokens
@@ -130,16 +144,12 @@ def _made(tokens: list[str], types: list[int], merges: list[str], way: Way, *, a
             x if kind in themselves or spelled.issuperset(x) else "".join(letters[b] for b in x.encode())
             for x, kind in zip(tokens, types, strict=True)
         ]
-    pairs = [(first, second) for first, second in (merge.split(" ") for merge in merges)]
     vocabulary = dict(zip(written, range(len(written)), strict=True))
-    made = Tokenizer(BPE(vocabulary, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
+    made = Tokenizer(
+        BPE(vocabulary, pairs_of(merges), continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
+    )
     take_texts(made, way)
     made.decoder = decoders.ByteLevel()
     if not as_said:
         made.add_tokens([AddedToken("<|endoftext|>", special=True)])  # GPT-2's own, even where a file has none
-    of_type = {kind: [x for x, own in zip(tokens, types, strict=True) if own == kind] for kind in (_CONTROL, _USER)}
-    control = [x for x in of_type[_CONTROL] if as_said or spelled.issuperset(x)]
-    made.add_special_tokens([AddedToken(x, normalized=False, special=True) for x in control])
-    used = [x for x in of_type[_USER] if made.token_to_id(x) is not None]
-    made.add_tokens([AddedToken(x, normalized=False, special=False) for x in used])
     return made

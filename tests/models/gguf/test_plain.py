@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -60,9 +61,73 @@ def vocabulary(
         writer.add_token_list(tokens)
         writer.add_token_types([NORMAL] * 258 + [*types] + [CONTROL] * (len(tokens) - 258 - len(NAMES)))
         writer.add_token_merges(["a b", "ab c"])
-        for name, value in said.items():
-            of = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
-            of[type(value)]("tokenizer." + name.replace("__", "."), value)
+        say(writer, said)
+
+    return write
+
+
+def say(writer: Any, said: dict[str, Any]) -> None:
+    """Write settings of a tokenizer."""
+    of = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+    for name, value in said.items():
+        of[type(value)]("tokenizer." + name.replace("__", "."), value)
+
+
+UNKNOWN, UNUSED, BYTE = 2, 5, 6
+LEARNED = (
+    *(
+        "\u2581",
+        "a",
+        "b",
+        "c",
+        "e",
+        "h",
+        "t",
+        "\u4e2d",
+        "\u6587",
+        "\u2581t",
+        "he",
+        "\u2581the",
+        "ab",
+        "abc",
+        "bc",
+        "\u2581a",
+    ),
+    *(
+        "\u2581\u2581",
+        "\u2581\u2581\u2581\u2581",
+        "\n\n",
+        "  ",
+        "th",
+        "\u2581th",
+        "aa",
+        "aaaa",
+        "aaa",
+        "\u4e2d\u6587",
+        "[INST]",
+        "<think>",
+    ),
+)
+
+
+def pieces(
+    learned: Iterable[str] = LEARNED,
+    scores: Callable[[int], float] = lambda i: -float(i),
+    kinds: Callable[[str], int] = lambda text: {"[INST]": CONTROL, "<think>": USER_DEFINED}.get(text, NORMAL),
+    begins: Iterable[str] = ("<unk>", "<s>", "</s>"),
+    **said: Any,
+) -> Callable[[Any], None]:
+    """Writes a tokenizer of SentencePiece's kind: `begins`, bytes, what has been learned."""
+    first, of_bytes = list(begins), [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = [*first, *of_bytes, *learned]
+
+    def write(writer: Any) -> None:
+        types = [UNKNOWN if text == "<unk>" else CONTROL for text in first]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * 259 + [scores(i) for i in range(len(tokens) - 259)])
+        writer.add_token_types(types + [BYTE] * 256 + [kinds(text) for text in tokens[len(first) + 256 :]])
+        say(writer, {"ggml__bos_token_id": 1, "ggml__eos_token_id": 2, "ggml__unknown_token_id": 0} | said)
 
     return write
 
@@ -130,6 +195,15 @@ def file_of(
         tokenizer or vocabulary(),
         lambda name: order.get(name, "F32"),
     )
+
+
+def rows_of(tokenizer: Callable[[Any], None]) -> int:
+    """How many tokens one has that is written."""
+    tokens: list[list[str]] = []
+    writer = MagicMock()
+    writer.add_token_list = tokens.append
+    tokenizer(writer)
+    return len(tokens[0])
 
 
 def made_of(path: Path) -> Plain | None:
@@ -318,6 +392,24 @@ TOKENIZERS: dict[str, Callable[[Any], None]] = {
 }
 
 
+TEXTS = (
+    "The abc's 12345 <think>\n\n<|im_start|>a\u00e9 b\u20ac <unk>",
+    *("", " ", "  the   abc aaaaa\t\u4e2d\u6587\u4e2d \U0001f600\x00", "[INST]the [INST] <s>a</s> <think>the\n\n\n"),
+)
+
+
+def check_texts(quick: LoadedModel, asked: LoadedModel) -> None:
+    """Texts become the same tokens, and these the same texts."""
+    assert quick.eos == asked.eos
+    for text in TEXTS:
+        for special in (False, True):
+            ids = [one.tokenizer(text, add_special_tokens=special).input_ids for one in (quick, asked)]
+            assert ids[0] == ids[1]
+        for skipped in (False, True):
+            texts = [one.tokenizer.decode(ids[0], skip_special_tokens=skipped) for one in (quick, asked)]
+            assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_tokenizers_are_those_of_transformers(
@@ -326,15 +418,56 @@ def test_tokenizers_are_those_of_transformers(
     rows = ROWS + (name == "a token of GPT-2")
     path = file_of(tmp_path / "model.gguf", kind, TOKENIZERS[name], vocab_size=rows)
     check_same(path)
-    quick, asked = quickly(path), loaded(path)
-    assert quick.eos == asked.eos
-    text = "The abc's 12345 <think>\n\n<|im_start|>a\u00e9 b\u20ac <unk>"
-    for special in (False, True):
-        ids = [one.tokenizer(text, add_special_tokens=special).input_ids for one in (quick, asked)]
-        assert ids[0] == ids[1]
-    for skipped in (False, True):
-        texts = [one.tokenizer.decode(ids[0], skip_special_tokens=skipped) for one in (quick, asked)]
-        assert texts[0] == texts[1]
+    check_texts(quickly(path), loaded(path))
+
+
+PIECES: dict[str, Callable[[Any], None]] = {
+    "plain": pieces(),
+    "the same scores": pieces(scores=lambda i: -float(i // 5)),
+    "better ones last": pieces(scores=float),
+    "none but bytes": pieces([]),
+    "not all have names": pieces(ggml__padding_token_id=3),
+    "others begin": pieces(begins=("<pad>", "<bos>", "<eos>", "<unk>", "<mask>"), ggml__unknown_token_id=3),
+    "merges are said": pieces(ggml__merges=["\u2581 t", "h e", "\u2581t he", "a b"]),
+    "no byte": pieces(begins=["<unk>", "<s>", "</s>", *LEARNED], learned=["d"], scores=lambda i: -1.0),
+    "all it may say": pieces(
+        ggml__pre="default",
+        ggml__add_space_prefix=True,
+        ggml__add_bos_token=True,
+        ggml__add_eos_token=True,
+        ggml__eot_token_id=4,
+        chat_template="{{ messages }}",
+    ),
+    "begins with nothing": pieces(ggml__add_bos_token=False),
+    "all are someone's": pieces(kinds=lambda _: USER_DEFINED),
+    "all are special": pieces(kinds=lambda _: CONTROL),
+    "all are unused": pieces(kinds=lambda _: UNUSED),
+    "tokens twice": pieces((*LEARNED, "ab", "\u2581the")),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_tokenizers_of_pieces_are_those_of_transformers(
+    name: str, tmp_path: Path, quickly: Callable[..., LoadedModel]
+) -> None:
+    tokenizer = PIECES[name]
+    path = file_of(tmp_path / "model.gguf", "llama", tokenizer, vocab_size=rows_of(tokenizer))
+    check_same(path)
+    check_texts(quickly(path), loaded(path))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    learned=st.lists(st.text("ab\u2581", min_size=1, max_size=5), max_size=40, unique=True),
+    scores=st.lists(st.floats(-9, 9, width=32) | st.sampled_from([0.0, -1.0]), min_size=40, max_size=40),
+    text=st.text("ab \n\u20ac", max_size=20),
+)
+def test_whatever_the_pieces_are(
+    tmp_path_factory: pytest.TempPathFactory, learned: list[str], scores: list[float], text: str
+) -> None:
+    tokenizer = pieces(learned, scores.__getitem__)
+    path = file_of(tmp_path_factory.mktemp("drawn") / "model.gguf", "llama", tokenizer, vocab_size=rows_of(tokenizer))
+    check_same(path)
 
 
 def test_a_text_begins_as_the_family_has_it(tmp_path: Path, quickly: Callable[..., LoadedModel]) -> None:
@@ -405,7 +538,11 @@ OTHERS: dict[str, dict[str, Any]] = {
         "kind": "qwen3",
         **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count")),
     },
-    "a tokenizer of SentencePiece": {"tokenizer": vocabulary(model="llama")},
+    "a tokenizer of another kind": {"tokenizer": vocabulary(model="t5")},
+    "pieces that are split": {"tokenizer": pieces(ggml__pre="qwen2"), "vocab_size": rows_of(pieces())},
+    "pieces without a space": {"tokenizer": pieces(ggml__add_space_prefix=False), "vocab_size": rows_of(pieces())},
+    "scores that are none": {"tokenizer": pieces(scores=lambda _: math.nan), "vocab_size": rows_of(pieces())},
+    "merges of three": {"tokenizer": pieces(ggml__merges=["a b c"]), "vocab_size": rows_of(pieces())},
     "a key of the tokenizer": {"tokenizer": vocabulary(ggml__remove_extra_whitespaces=True)},
     "a flag that is a number": {"tokenizer": vocabulary(ggml__add_bos_token=1)},
     "a token that is not there": {"tokenizer": vocabulary(ggml__eos_token_id=ROWS)},

@@ -1,0 +1,82 @@
+"""SentencePiece's vocabularies in GGUF files, as transformers makes tokenizers of them, without transformers.
+
+A file has the score of each piece. Which two pieces become one, and which first, follows from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+
+_SPACE = "\u2581"
+_CONTENT = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+# Tokens that have a name, which are added where a vocabulary has none.
+_LLAMAS, _GEMMAS = ("<s>", "</s>", "<unk>"), ("<bos>", "<eos>", "<unk>", "<pad>", "<mask>")
+
+
+def pieces_made(
+    architecture: str, tokens: Sequence[str], *, scores: Sequence[float] = (), merges: Sequence[str] = ()
+) -> Tokenizer:
+    """The tokenizer of a file without the tokens that the file says to be special.
+
+    Args:
+        architecture: of the file.
+        tokens: the pieces.
+        scores: of these.
+        merges: which two are one, if the file says that, too.
+
+    Raises:
+        ValueError: if a score is no number, or a merge is not of two.
+        Exception: what the tokenizers library raises, if it makes no tokenizer.
+    """
+    gemma = architecture.startswith("gemma")
+    if gemma:  # whose files have spaces for what stands for them, and the order of pieces instead of that of scores
+        tokens = [_SPACE * len(text) if " " in text and not text.strip() else text for text in tokens]
+        scores = [-i for i in range(len(tokens))]
+    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
+    pairs = pairs_of(merges) if merges else _pairs_by(dict(zip(tokens, scores, strict=True)), vocabulary)
+    unknown: dict[str, Any] = {"unk_token": "<unk>"} if gemma else {}
+    made = Tokenizer(BPE(vocabulary, pairs, fuse_unk=True, byte_fallback=True, **unknown))
+    if gemma:
+        made.normalizer = normalizers.Replace(" ", _SPACE)
+        made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        made.decoder = decoders.Sequence(_CONTENT)
+    else:
+        made.decoder = decoders.Sequence([*_CONTENT, decoders.Strip(" ", left=1)])
+    if architecture == "phi3":
+        made.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
+    elif not gemma:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, "first", split=False)
+    made.add_tokens([AddedToken(text, special=True) for text in (_GEMMAS if gemma else _LLAMAS)])
+    return made
+
+
+def pairs_of(merges: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of pieces, as a file has them.
+
+    Raises:
+        ValueError: if one is not of two.
+    """
+    return [(first, last) for first, last in (merge.split(" ") for merge in merges)]
+
+
+def _pairs_by(scores: Mapping[str, float], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Pairs of pieces that are one together, those with the highest score first, then those with a long first part.
+
+    Raises:
+        ValueError: if a score is no number.
+    """
+    found, orders = [], []
+    for text, score in scores.items():
+        for i in range(1, len(text)):
+            if (first := text[:i]) in vocabulary and (last := text[i:]) in vocabulary:
+                found.append((first, last))
+                orders.append((-score, -i, i - len(text)))
+    columns = np.array(orders).reshape(-1, 3).T
+    if not np.isfinite(columns).all():
+        raise ValueError("a score is no number")
+    return [found[i] for i in np.lexsort(columns[::-1]).tolist()]
