@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ELSE = "give the model as a folder in the Hugging Face layout"
 FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
+# Layers of the models with 27 billion parameters, whose queries are divided by sqrt(hidden size / heads).
+LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
 _NEVER = 1e30  # the factor of a frequency by which nothing is rotated, or more
 _Value = TypeVar("_Value", int, float, str, bool, tuple[Any, ...])

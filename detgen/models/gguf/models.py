@@ -17,7 +17,7 @@ import numpy as np
 
 from detgen.models.description import describe
 from detgen.models.gguf.changes import CHANGES, Change
-from detgen.models.gguf.configs import ELSE, FACTORS, not_understood
+from detgen.models.gguf.configs import ELSE, FACTORS, LARGEST_GEMMAS, not_understood
 from detgen.models.gguf.families import GGUF_FAMILIES, config_of
 from detgen.models.gguf.header import Header
 from detgen.models.gguf.splits import BEGINS, take_texts, way_of
@@ -46,8 +46,6 @@ _LEFT_OUT = {
 }
 # Of rotary embeddings, by the kind of layers that have them, where there are several.
 _BASES = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
-# Layers of the models with 27 billion parameters, whose queries are divided by sqrt(hidden size / heads).
-_LARGEST = {"gemma2": 46, "gemma3": 62}
 _CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is loaded
 # Architectures whose joined queries, keys and values lie in another order there, or whose experts' corrections are not
 # taken over.
@@ -121,9 +119,9 @@ def _complete(config: Any, header: Header) -> None:
 
     known = GGUF_CONFIG_MAPPING.get(header.architecture) or GGUF_CONFIG_MAPPING.get(config.model_type, {})
     stretched = _stretch(config, header)
-    if header.architecture in _LARGEST:
+    if header.architecture in LARGEST_GEMMAS:
         # The files do not say what queries are divided by the root of; llama.cpp knows it by the size of the model.
-        largest = config.num_hidden_layers == _LARGEST[header.architecture]
+        largest = config.num_hidden_layers == LARGEST_GEMMAS[header.architecture]
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if largest else config.head_dim
     if header.architecture == "gpt2":
         config.n_positions = config.n_ctx  # by which the table has its size

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, processors
 from tokenizers.models import BPE
 
 from detgen.models.byte_letters import byte_letters
-from detgen.models.gguf.configs import not_understood
+from detgen.models.gguf.configs import LARGEST_GEMMAS, not_understood
 from detgen.models.gguf.header import Header, list_of
 from detgen.models.gguf.sentencepiece import pairs_of, pieces_made
 from detgen.models.gguf.splits import Way, take_texts, way_of
@@ -83,6 +83,10 @@ def tokenizer_facts(header: Header, path: Path, *, adds_named: bool = False, as_
     used = [x for x in of_type[_USER] if made.token_to_id(x) is not None]
     made.add_tokens([AddedToken(x, normalized=False, special=False) for x in used])
     named = {name: tokens[said[key]] for name, of in _NAMED.items() if (key := f"{of}_token_id") in said}
+    if header.architecture in LARGEST_GEMMAS:
+        if way is not None:
+            raise not_understood(_PREFIX + "model", said["model"])
+        named["mask"] = "<mask>"  # of which no file says so
     once, there = list(dict.fromkeys(named.values())), {x.content for x in made.get_added_tokens_decoder().values()}
     made.add_tokens([AddedToken(text, special=True) for text in once if text not in there])
     if adds_named:

@@ -27,14 +27,25 @@ from detgen.models.gguf import models as gguf_models
 from detgen.models.gguf.header import list_of, read_header
 from detgen.models.gguf.plain import Plain, plain_model
 from detgen.models.gguf.splits import WAYS
-from detgen.models.kept_tokenizer import facts_of
+from detgen.models.gguf.tokenizer import tokenizer_facts
+from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
 from detgen.models.loading import LoadedModel, asking, load_model
 from detgen.models.settings import context_of
 from detgen.models.skeleton import model_of, skeleton_of
 from detgen.program.arrays import same_bits
 from detgen.runner.own_forward import ask
 
-KINDS = ("llama", "qwen2", "qwen3")
+EXPERTS = {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 96}
+# Kinds of decoders, and what their files say besides.
+KINDS: dict[str, dict[str, Any]] = {
+    **{"llama": {}, "qwen2": {}, "qwen3": {}},
+    "phi3": {"rope.scaling.original_context_length": 256},
+    "gemma2": {"attention.sliding_window": 40},
+    "gemma3": {"attention.sliding_window": 40},
+    "mixtral": EXPERTS | {"architecture": "llama", "expert_feed_forward_length": None},
+    "qwen3moe": EXPERTS,
+    "qwen2moe": EXPERTS | {"expert_shared_feed_forward_length": 64},
+}
 NAMES = ("<|im_start|>", "<|im_end|>", "<think>", "a\u00e9 b", "<unk>")
 ROWS = 258 + len(NAMES)
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
@@ -132,10 +143,31 @@ def pieces(
     return write
 
 
+def rows_of(tokenizer: Callable[[Any], None]) -> int:
+    """How many tokens one has that is written."""
+    tokens: list[list[str]] = []
+    writer = MagicMock()
+    writer.add_token_list = tokens.append
+    tokenizer(writer)
+    return len(tokens[0])
+
+
+MORE = [f"x{i}" for i in range(32064 - ROWS)]  # tokens, as Phi-3's padding token asks for
+MANY = vocabulary(more=MORE)
+GEMMAS = pieces(
+    begins=("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"),
+    ggml__bos_token_id=2,
+    ggml__eos_token_id=1,
+    ggml__unknown_token_id=3,
+    ggml__padding_token_id=0,
+)
+
+
 def tensors(kind: str, sizes: dict[str, Any], *, tied: bool) -> Iterator[tuple[str, np.ndarray]]:
     """Random ones, by their names, as a file has them."""
     random = np.random.default_rng(3)
-    hidden, inner = sizes["embedding_length"], sizes["feed_forward_length"]
+    hidden, inner, experts = (sizes.get(name) for name in ("embedding_length", "feed_forward_length", "expert_count"))
+    own, shared = (sizes.get(f"expert_{of}feed_forward_length", inner) for of in ("", "shared_"))
     size = sizes["attention.key_length"]
     wide, narrow = (size * sizes[f"attention.head_count{kv}"] for kv in ("", "_kv"))
 
@@ -143,19 +175,29 @@ def tensors(kind: str, sizes: dict[str, Any], *, tied: bool) -> Iterator[tuple[s
         noise = random.standard_normal(shape).astype(np.float32)
         if len(shape) == 1:
             return name, 0.1 * noise + np.float32(name.endswith("weight"))
-        return name, noise * np.float32(1.5 / math.sqrt(shape[1]))
+        return name, noise * np.float32(1.5 / math.sqrt(shape[-1]))
 
     rows = sizes["vocab_size"]
+    attention = [("attn_q", wide, hidden), ("attn_k", narrow, hidden), ("attn_v", narrow, hidden)]
+    forward = [("ffn_gate", inner, hidden), ("ffn_up", inner, hidden), ("ffn_down", hidden, inner)]
+    norms = [("attn_norm", hidden), ("ffn_norm", hidden)]
+    if kind == "phi3":
+        attention, forward[:2] = [("attn_qkv", wide + 2 * narrow, hidden)], [("ffn_up", 2 * inner, hidden)]
+    if experts:
+        forward = [("ffn_gate_inp", experts, hidden), ("ffn_down_exps", experts, hidden, own)]
+        forward += [(f"ffn_{of}_exps", experts, own, hidden) for of in ("gate", "up")]
+    if kind == "qwen2moe":
+        forward += [("ffn_gate_inp_shexp", hidden), ("ffn_down_shexp", hidden, shared)]
+        forward += [(f"ffn_{of}_shexp", shared, hidden) for of in ("gate", "up")]
+    if kind.startswith("gemma"):
+        norms += [("post_attention_norm", hidden), ("post_ffw_norm", hidden)]
+    if kind in ("qwen3", "qwen3moe", "gemma3"):
+        norms += [("attn_q_norm", size), ("attn_k_norm", size)]
     yield made("token_embd.weight", rows, hidden)
     for i in range(sizes["block_count"]):
-        for name, *shape in (
-            *(("attn_q", wide, hidden), ("attn_k", narrow, hidden), ("attn_v", narrow, hidden)),
-            *(("attn_output", hidden, wide), ("ffn_gate", inner, hidden), ("ffn_up", inner, hidden)),
-            *(("ffn_down", hidden, inner), ("attn_norm", hidden), ("ffn_norm", hidden)),
-            *((("attn_q_norm", size), ("attn_k_norm", size)) if kind == "qwen3" else ()),
-        ):
+        for name, *shape in (*attention, ("attn_output", hidden, wide), *forward, *norms):
             yield made(f"blk.{i}.{name}.weight", *shape)
-            if kind == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+            if kind in ("qwen2", "qwen2moe") and name in ("attn_q", "attn_k", "attn_v"):
                 yield made(f"blk.{i}.{name}.bias", shape[0])
     yield made("output_norm.weight", hidden)
     if not tied:
@@ -178,13 +220,16 @@ def file_of(
         **{"block_count": 2, "context_length": 256, "embedding_length": 128, "feed_forward_length": 192},
         **{"attention.head_count": 4, "attention.head_count_kv": 2, "vocab_size": ROWS},
         **{"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e4},
+        **KINDS[kind],
     }
+    tokenizer = tokenizer or {"phi3": MANY, "gemma2": GEMMAS, "gemma3": GEMMAS}.get(kind) or vocabulary()
+    sizes["vocab_size"] = rows_of(tokenizer)
     sizes |= {name.replace("__", "."): value for name, value in said.items()}
     size = sizes["embedding_length"] // sizes["attention.head_count"]
     heads = dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), size)
     known = {name: value for name, value in sizes.items() if value is not None}
-    usual = heads | {"vocab_size": ROWS, "attention.head_count_kv": 2}
-    there = [x for x in tensors(kind, usual | known, tied=tied) if x[0] != without]
+    usual = heads | {"vocab_size": rows_of(tokenizer), "attention.head_count_kv": 2}
+    there = [x for x in tensors(kind, usual | known, tied=tied or kind.startswith("gemma")) if x[0] != without]
     order = {name: types[i % len(types)] for i, (name, _) in enumerate(there)}
     architecture = sizes.pop("architecture", kind)
     return written(
@@ -192,18 +237,9 @@ def file_of(
         architecture,
         heads | sizes,
         [*there, *more],
-        tokenizer or vocabulary(),
+        tokenizer,
         lambda name: order.get(name, "F32"),
     )
-
-
-def rows_of(tokenizer: Callable[[Any], None]) -> int:
-    """How many tokens one has that is written."""
-    tokens: list[list[str]] = []
-    writer = MagicMock()
-    writer.add_token_list = tokens.append
-    tokenizer(writer)
-    return len(tokens[0])
 
 
 def made_of(path: Path) -> Plain | None:
@@ -217,7 +253,8 @@ def check_within(found: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert found["settings"].items() <= theirs["settings"].items()
     given = [{name: index is None for name, index in one["parameters"].items()} for one in (found, theirs)]
     assert given[0] == given[1]
-    assert found["buffers"].keys() == theirs["buffers"].keys() - {"original_inv_freq"}  # for lengths that change it
+    lasting = {name for name in theirs["buffers"] if "original" not in name}  # others are for lengths that change it
+    assert found["buffers"].keys() == lasting
     for name, numbers in found["buffers"].items():
         np.testing.assert_allclose(numbers, theirs["buffers"][name], rtol=4e-7, atol=0)
     assert found["modules"].keys() == theirs["modules"].keys()
@@ -289,6 +326,26 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
             **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count"), 64),
         },
     ),
+    "Phi-3": ("phi3", {}),
+    "Phi-3 with a window": ("phi3", {"attention__sliding_window": 63, "tied": True}),
+    "Gemma 2": ("gemma2", {}),
+    "Gemma 2, other bounds of logits": ("gemma2", {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    "the largest Gemma 2": (
+        "gemma2",
+        {
+            **{"block_count": 46, "attention__head_count_kv": 1},
+            **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count"), 48),
+        },
+    ),
+    "Gemma 3": ("gemma3", {"block_count": 7}),
+    "Gemma 3, stretched": (
+        "gemma3",
+        {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0, "rope__freq_base_swa": 500.0, "block_count": 6},
+    ),
+    "the largest Gemma 3": ("gemma3", {"block_count": 62, "attention__head_count_kv": 1}),
+    "Mixtral": ("mixtral", {}),
+    "Qwen2's mixture": ("qwen2moe", {}),
+    "Qwen3's mixture": ("qwen3moe", {"expert_used_count": 3}),
 }
 
 
@@ -313,7 +370,7 @@ def test_modules_and_bits_are_those_of_transformers(
 
 @settings(max_examples=20, deadline=None)
 @given(
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from([*KINDS]),
     tied=st.booleans(),
     kept=st.integers(1, 3),
     group=st.integers(1, 3),
@@ -323,6 +380,9 @@ def test_modules_and_bits_are_those_of_transformers(
     epsilon=st.floats(2**-20, 0.5, width=32),
     factor=st.none() | st.floats(1, 64, width=32),
     context=st.integers(1, 2**20),
+    window=st.integers(1, 300),
+    experts=st.integers(1, 6),
+    layers=st.integers(1, 7),
 )
 def test_whatever_the_settings_are(
     tmp_path_factory: pytest.TempPathFactory,
@@ -336,8 +396,17 @@ def test_whatever_the_settings_are(
     epsilon: float,
     factor: float | None,
     context: int,
+    window: int,
+    experts: int,
+    layers: int,
 ) -> None:
     said: dict[str, Any] = {} if factor is None else {"rope__scaling__type": "linear", "rope__scaling__factor": factor}
+    if kind.startswith(("phi", "gemma")):
+        said["attention__sliding_window"] = window
+    if kind == "phi3":
+        said["rope__scaling__original_context_length"] = context
+    if "expert_count" in KINDS[kind]:
+        said |= {"expert_count": experts, "expert_used_count": -(-experts // 2)}
     path = file_of(
         tmp_path_factory.mktemp("drawn") / "model.gguf",
         kind,
@@ -349,6 +418,7 @@ def test_whatever_the_settings_are(
         rope__freq_base=base,
         attention__layer_norm_rms_epsilon=epsilon,
         context_length=context,
+        block_count=layers,
         **said,
     )
     check_same(path)
@@ -398,27 +468,37 @@ TEXTS = (
 )
 
 
-def check_texts(quick: LoadedModel, asked: LoadedModel) -> None:
-    """Texts become the same tokens, and these the same texts."""
-    assert quick.eos == asked.eos
-    for text in TEXTS:
+def check_tokenizers(path: Path, texts: Iterable[str] = TEXTS) -> None:
+    """The tokenizer of a file is that of transformers: its state, and what becomes of texts."""
+    header = read_header(path, "x")
+    _, asked = gguf_models.settings(path, header)
+    facts = tokenizer_facts(header, path, adds_named=header.architecture != "llama")
+    quick: Any = KeptTokenizer(facts, path, lambda: pytest.fail("it is loaded"))
+    assert facts_of(quick, path) == facts_of(asked, path)
+    assert gguf_models.ends(header, quick) == gguf_models.ends(header, asked)
+    for text in texts:
         for special in (False, True):
-            ids = [one.tokenizer(text, add_special_tokens=special).input_ids for one in (quick, asked)]
+            ids = [one(text, add_special_tokens=special).input_ids for one in (quick, asked)]
             assert ids[0] == ids[1]
         for skipped in (False, True):
-            texts = [one.tokenizer.decode(ids[0], skip_special_tokens=skipped) for one in (quick, asked)]
-            assert texts[0] == texts[1]
+            found = [one.decode(ids[0], skip_special_tokens=skipped) for one in (quick, asked)]
+            assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3moe"])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_tokenizers_are_those_of_transformers(
-    name: str, kind: str, tmp_path: Path, quickly: Callable[..., LoadedModel]
-) -> None:
-    rows = ROWS + (name == "a token of GPT-2")
-    path = file_of(tmp_path / "model.gguf", kind, TOKENIZERS[name], vocab_size=rows)
-    check_same(path)
-    check_texts(quickly(path), loaded(path))
+def test_tokenizers_are_those_of_transformers(name: str, kind: str, tmp_path: Path) -> None:
+    path = file_of(tmp_path / "model.gguf", kind, TOKENIZERS[name])
+    check_tokenizers(path)
+    assert made_of(path) is not None
+
+
+def test_a_tokenizer_of_phi_4(tmp_path: Path) -> None:
+    """Byte-level, of the architecture whose other files have pieces."""
+    tokenizer = vocabulary(more=MORE, pre="dbrx", ggml__bos_token_id=258, ggml__eos_token_id=259)
+    path = file_of(tmp_path / "model.gguf", "phi3", tokenizer)
+    check_tokenizers(path)
+    assert made_of(path) is not None
 
 
 PIECES: dict[str, Callable[[Any], None]] = {
@@ -446,28 +526,26 @@ PIECES: dict[str, Callable[[Any], None]] = {
 }
 
 
+@pytest.mark.parametrize("kind", ["llama", "phi3", "gemma2", "gemma3"])
 @pytest.mark.parametrize("name", PIECES)
-def test_tokenizers_of_pieces_are_those_of_transformers(
-    name: str, tmp_path: Path, quickly: Callable[..., LoadedModel]
-) -> None:
-    tokenizer = PIECES[name]
-    path = file_of(tmp_path / "model.gguf", "llama", tokenizer, vocab_size=rows_of(tokenizer))
-    check_same(path)
-    check_texts(quickly(path), loaded(path))
+def test_tokenizers_of_pieces_are_those_of_transformers(name: str, kind: str, tmp_path: Path) -> None:
+    path = file_of(tmp_path / "model.gguf", kind, PIECES[name])
+    check_tokenizers(path)
+    assert (made_of(path) is None) == (kind == "phi3")  # of which these are too few
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    learned=st.lists(st.text("ab\u2581", min_size=1, max_size=5), max_size=40, unique=True),
+    kind=st.sampled_from(["llama", "phi3", "gemma2"]),
+    learned=st.lists(st.text("ab \u2581", min_size=1, max_size=5), max_size=40, unique=True),
     scores=st.lists(st.floats(-9, 9, width=32) | st.sampled_from([0.0, -1.0]), min_size=40, max_size=40),
-    text=st.text("ab \n\u20ac", max_size=20),
+    texts=st.lists(st.text("ab \n\u20ac", max_size=20), max_size=5),
 )
 def test_whatever_the_pieces_are(
-    tmp_path_factory: pytest.TempPathFactory, learned: list[str], scores: list[float], text: str
+    tmp_path_factory: pytest.TempPathFactory, kind: str, learned: list[str], scores: list[float], texts: list[str]
 ) -> None:
-    tokenizer = pieces(learned, scores.__getitem__)
-    path = file_of(tmp_path_factory.mktemp("drawn") / "model.gguf", "llama", tokenizer, vocab_size=rows_of(tokenizer))
-    check_same(path)
+    path = file_of(tmp_path_factory.mktemp("drawn") / "model.gguf", kind, pieces(learned, scores.__getitem__))
+    check_tokenizers(path, texts)
 
 
 def test_a_text_begins_as_the_family_has_it(tmp_path: Path, quickly: Callable[..., LoadedModel]) -> None:
@@ -539,14 +617,38 @@ OTHERS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count")),
     },
     "a tokenizer of another kind": {"tokenizer": vocabulary(model="t5")},
-    "pieces that are split": {"tokenizer": pieces(ggml__pre="qwen2"), "vocab_size": rows_of(pieces())},
-    "pieces without a space": {"tokenizer": pieces(ggml__add_space_prefix=False), "vocab_size": rows_of(pieces())},
-    "scores that are none": {"tokenizer": pieces(scores=lambda _: math.nan), "vocab_size": rows_of(pieces())},
-    "merges of three": {"tokenizer": pieces(ggml__merges=["a b c"]), "vocab_size": rows_of(pieces())},
+    "pieces that are split": {"tokenizer": pieces(ggml__pre="qwen2")},
+    "pieces without a space": {"tokenizer": pieces(ggml__add_space_prefix=False)},
+    "scores that are none": {"tokenizer": pieces(scores=lambda _: math.nan)},
+    "merges of three": {"tokenizer": pieces(ggml__merges=["a b c"])},
     "a key of the tokenizer": {"tokenizer": vocabulary(ggml__remove_extra_whitespaces=True)},
     "a flag that is a number": {"tokenizer": vocabulary(ggml__add_bos_token=1)},
     "a token that is not there": {"tokenizer": vocabulary(ggml__eos_token_id=ROWS)},
     "several templates": {"tokenizer": vocabulary(chat_template__rag="x")},
+    "bytes where Gemma has pieces": {"kind": "gemma3", "tokenizer": vocabulary()},
+    "a Gemma without a window": {"kind": "gemma2", "attention__sliding_window": None},
+    "a window of nothing": {"kind": "gemma3", "attention__sliding_window": 0},
+    "a Gemma whose heads have no size": {
+        "kind": "gemma3",
+        **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count")),
+    },
+    "a Gemma with an output layer": {"kind": "gemma2", "more": [("output.weight", np.zeros((128, 128), np.float32))]},
+    "a bound of logits that is none": {"kind": "gemma2", "attn_logit_softcapping": 0.0},
+    "windows of another order": {"kind": "gemma3", "attention__sliding_window_pattern": 4},
+    "a base of windows of 1": {"kind": "gemma3", "rope__freq_base_swa": 1.0},
+    "factors of kinds of layers": {
+        "kind": "gemma3",
+        "more": [("rope_freqs.weight", np.ones(16, np.float32))],
+    },
+    "a Phi-3 with few tokens": {"kind": "phi3", "tokenizer": vocabulary()},
+    "a Phi-3 that is stretched": {"kind": "phi3", "rope__scaling__original_context_length": 128},
+    "a Phi-3 with long factors": {"kind": "phi3", "more": [("rope_factors_long.weight", np.ones(16, np.float32))]},
+    "more experts than there are": {"kind": "qwen3moe", "expert_used_count": 6},
+    "no experts": {"kind": "qwen3moe", "expert_count": 0},
+    "a mixture of no size": {"kind": "qwen3moe", "expert_feed_forward_length": None},
+    "a mixture with a factor": {"kind": "mixtral", "expert_weights_scale": 2.0},
+    "fewer experts than are said": {"kind": "mixtral", "without": "blk.1.ffn_up_exps.weight"},
+    "a shared expert too many": {"kind": "qwen3moe", "more": [("blk.0.ffn_gate_inp_shexp.weight", np.ones(128, "f4"))]},
     "types of fewer tokens": {"tokenizer": vocabulary(types=[NORMAL] * 4)},
     "merges of nothing": {"tokenizer": bad_merges},
 }
