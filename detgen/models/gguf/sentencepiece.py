@@ -5,10 +5,10 @@ A file has the score of each piece. Which two pieces become one, and which first
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
@@ -70,13 +70,14 @@ def _pairs_by(scores: Mapping[str, float], vocabulary: Mapping[str, int]) -> lis
     Raises:
         ValueError: if a score is no number.
     """
-    found, orders = [], []
-    for text, score in scores.items():
-        for i in range(1, len(text)):
-            if (first := text[:i]) in vocabulary and (last := text[i:]) in vocabulary:
-                found.append((first, last))
-                orders.append((-score, -i, i - len(text)))
-    columns = np.array(orders).reshape(-1, 3).T
-    if not np.isfinite(columns).all():
+    if not all(map(math.isfinite, scores.values())):
         raise ValueError("a score is no number")
-    return [found[i] for i in np.lexsort(columns[::-1]).tolist()]
+    found = [
+        (first, last)
+        for text in sorted(scores, key=scores.__getitem__, reverse=True)
+        for i in range(len(text) - 1, 0, -1)
+        if (first := text[:i]) in vocabulary and (last := text[i:]) in vocabulary
+    ]
+    if len({*scores.values()}) < len(scores):  # else they are in order
+        found.sort(key=lambda pair: (scores["".join(pair)], len(pair[0]), len(pair[1])), reverse=True)
+    return found
