@@ -30,7 +30,6 @@ from detgen.kernels.triton import (
     float_functions,
     noise_kernels,
     row_reading,
-    sampled_rows,
     sampling_kernels,
 )
 from detgen.kernels.triton.sampling_kernels import Asked, choose, unpack
@@ -219,7 +218,7 @@ def test_few_launches(
 
 def test_no_sum_is_left_to_the_interpreter() -> None:
     """It adds bfloat16 as if it were integers, and multiplies matrices in an order of its own: neither occurs here."""
-    for module in (filter_kernels, float_functions, noise_kernels, row_reading, sampled_rows, sampling_kernels):
+    for module in (filter_kernels, float_functions, noise_kernels, row_reading, sampling_kernels):
         assert "tl.dot" not in Path(str(module.__file__)).read_text()
     for narrow in (torch.bfloat16, torch.float16):
         with pytest.raises(AssertionError):
