@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.registry import Parts, available, drafter_of
 from detgen.drafters.self import SelfDrafter
-from detgen.engine import profiles
-from detgen.engine.answering import Answering
+from detgen.engine.answering import Answering, completion_of
 from detgen.engine.asking import Prompt, numbered, requests_of
 from detgen.engine.chunks import Chunk, chunks_of
-from detgen.engine.completing import completion_of
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
 from detgen.engine.encoding import Encoder
-from detgen.engine.model_pair import kv_dtype, load_models
+from detgen.engine.model_pair import kv_dtype, load_models, numerics
 from detgen.engine.output_processing import Trace
 from detgen.engine.pieces import Pieces
 from detgen.engine.reading_ahead import ReadingAhead
@@ -389,8 +387,9 @@ class Engine:
 
     def profile(self) -> dict[str, Any]:
         """The numerics profile: everything an output depends on besides the request."""
-        return profiles.numerics(self._prepared, self.config)
+        return numerics(self._prepared, self.config)
 
     def draft_profile(self) -> dict[str, Any] | None:
         """Name, digest and quantization of the draft model, on which no output depends; None if there is none."""
-        return profiles.draft(self._prepared, self.config)
+        draft = self._prepared.draft
+        return {"name": draft.name, "digest": draft.digest, "quant": self.config.draft_quant} if draft else None

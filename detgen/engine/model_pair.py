@@ -1,7 +1,8 @@
-"""Loads the models of an engine and checks that they fit together."""
+"""Loads the models of an engine, checks that they fit together, and says of them what manifests and reports do."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import numpy as np
 from detgen.engine.config import EngineConfig
 from detgen.engine.sources import check_adapted, uses_draft
 from detgen.errors import DEMO, QuantName
+from detgen.machine import cpu_name
+from detgen.models.bitsandbytes_weights import QUANTS
 from detgen.models.fitting import check_vocabularies
 from detgen.models.loading import DTYPES, LoadedModel, Role, load_model
 from detgen.models.memory import check_room
 from detgen.program.arrays import BFLOAT16, FLOAT32
 from detgen.progress import Observer
+from detgen.runner.preparing import Prepared
 
 _ROOM = 512  # MiB that transformers and small models take
 
@@ -50,3 +54,26 @@ def kv_dtype(config: EngineConfig, target: LoadedModel) -> np.dtype[Any]:
     """The number format of keys and values: what is asked for, else that of the inputs of linear layers."""
     rounded = BFLOAT16 if target.rounded == BFLOAT16 else FLOAT32
     return DTYPES.get(config.kv_dtype, rounded)
+
+
+def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
+    """As `Engine.profile`."""
+    target = prepared.target
+    merged = (
+        {}
+        if target.adapter is None
+        else {"adapter": target.adapter, "adapter_dtype": (target.adapter_dtype or FLOAT32).name}
+    )
+    profile: dict[str, Any] = {
+        "target": {"name": target.name, "digest": target.digest, "quant": config.target_quant, **merged},
+        "dtype": "float32" if target.rounded is None else target.dtype,
+        "kv_dtype": prepared.kv_dtype.name,
+        **prepared.runners[0].decoder.profile(),
+    }
+    if "operators" in profile:  # torch's kernels for them depend on the processor
+        import torch
+
+        profile |= {"device": cpu_name(), "capability": torch.backends.cpu.get_cpu_capability()}
+    if config.target_quant in QUANTS:  # its quantizer decides the weights
+        profile["versions"] = {**profile.get("versions", {}), "bitsandbytes": version("bitsandbytes")}
+    return profile

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
-from detgen.engine.joining import rolling_windows
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
+from detgen.engine.scored import rolling_windows
 from detgen.errors import EngineError, RequestError
 from detgen.models.loading import pick_device
 from detgen.params import PARAMETERS, SamplingParams

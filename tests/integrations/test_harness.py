@@ -20,7 +20,7 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # noqa: E402
 
 from detgen import Engine  # noqa: E402
-from detgen.engine.joining import rolling_windows  # noqa: E402
+from detgen.engine.scored import rolling_windows  # noqa: E402
 from detgen.integrations.lm_eval import DetgenLM  # noqa: E402
 from detgen.models.loading import pick_device  # noqa: E402
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from detgen.engine import Engine
-from detgen.engine.completing import completion_of
+from detgen.engine.answering import completion_of
 from detgen.engine.request import Completion, Request, TokenLogprobs
 from detgen.engine.sequence import Sequence
 from detgen.outputs.lines import acceptance_lines, bad_line, output_line

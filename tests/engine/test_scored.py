@@ -7,7 +7,7 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.engine.joining import completion_tokens, move_space, rolling_windows
+from detgen.engine.scored import completion_tokens, move_space, rolling_windows
 
 
 @examples(200)
