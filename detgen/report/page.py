@@ -12,7 +12,7 @@ import detgen
 from detgen.errors import OutputError
 from detgen.outputs import open_plain
 from detgen.outputs.directory import Directory
-from detgen.report import facts, tables, window_life
+from detgen.report import tables, window_life
 from detgen.report.reporting import Report
 from detgen.report.words import counted, harmless, share, text_of, visible
 
@@ -81,7 +81,6 @@ def _template() -> Template:
         mark=Markup(MARK),
         style=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),
         version=detgen.__version__,
-        facts=facts,
         tables=tables,
         windows=window_life,
     )
