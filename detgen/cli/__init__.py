@@ -127,7 +127,7 @@ COMMANDS = {
         "Write the log-probabilities of given completions, or of whole texts, token by token and in sum.",
     ),
     "audit": (
-        "audit_command",
+        "verify_command",
         "Judge a finished or stopped run without generating: its manifest, files and lines, and each of its tokens.",
     ),
     "export": (

@@ -1,4 +1,7 @@
-"""`detgen verify-determinism`: tries to break the guarantee. What it does is in `detgen.verify`."""
+"""`detgen audit` judges a run that is there, `detgen verify-determinism` tries to break the guarantee.
+
+What they do is in `detgen.verify`.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,69 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from detgen.cli.answering import JsonFile, answered, import_engine, writable
-from detgen.cli.audit_command import audit
+from detgen.cli.answering import JsonFile, MovedPrompts, answered, import_engine, writable
 from detgen.cli.declared import command, epilog
+from detgen.declaring import Part
+from detgen.engine.config import EngineConfig
 from detgen.verify.perturb.interface import CheckConfig
 
 if TYPE_CHECKING:
     from detgen.show.progress_view import QuietDisplay
 
-EPILOG = epilog(
+AUDIT_EPILOG = epilog(
+    "detgen audit out",
+    "detgen audit out moved/prompts.jsonl --json audit.json",
+    "detgen audit out --target models/large --device cpu",
+    status="0 nothing differs, 1 faults found, 2 refused",
+)
+VERIFY_EPILOG = epilog(
     "detgen verify-determinism",
     "detgen verify-determinism prompts.jsonl --target models/large --minutes 10",
     "detgen verify-determinism --axis threads --axis draft-tokens",
     status="0 all equal, 1 something differs, 2 refused",
 )
+Judge = Annotated[
+    EngineConfig,
+    Part(
+        *("target", "device", "dtype", "kv_dtype", "adapter", "target_quant"),
+        *("trust_remote_code", "threads", "kv_memory"),
+        defaults={"target": "the run's own", "adapter": "the run's own"},
+    ),
+]
+
+
+@command
+def audit_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT", show_default=False, help="The output folder of a run.")],
+    engine: Judge,
+    prompts: MovedPrompts = None,
+    json_file: JsonFile = None,
+    *,
+    display: QuietDisplay,
+) -> int:
+    """Judge a finished or stopped run without generating: its manifest, files and lines, and each of its tokens.
+
+    The number format and the quantization are the run's own unless given. If the profile here is not that of the run,
+    bit equality is not promised: a token within the rounding error then counts as a tie.
+    """
+    return audit(out, prompts, engine, json_file, display)
+
+
+def audit(out: Path, prompts: str | None, engine: EngineConfig, json_file: Path | None, display: QuietDisplay) -> int:
+    """Judge a run and show what was found; the exit status."""
+    from detgen.verify.replay.early import check_early
+
+    with display:
+        check_early(out, engine, prompts, display)
+        import_engine(display)
+        from detgen.verify.replay.audit import audit_run
+
+        result = audit_run(out, engine, prompts, display)
+    from detgen.show.answers import show_audit
+
+    if result.faults or not display.quiet:
+        show_audit(result, out)
+    return answered(result.as_dict(), json_file, display)
 
 
 @command
@@ -125,4 +177,4 @@ def _replay(path: Path, display: QuietDisplay, *, trusted: bool) -> dict[str, An
     return {"equal": found is None, "findings": [found.as_dict()] if found else []}
 
 
-COMMANDS = {"verify-determinism": (verify_command, EPILOG)}
+COMMANDS = {"audit": (audit_command, AUDIT_EPILOG), "verify-determinism": (verify_command, VERIFY_EPILOG)}
