@@ -325,16 +325,18 @@ def test_a_benchmark(detgen: Command, folder: Path) -> None:
     assert all(row["precision"] == "bfloat16" and row["gpu_memory"] for row in results["rows"])
 
 
-# Counts what crosses between host and device in passes of a model, whose folder is put in front.
+# Counts what crosses between host and device.
 COUNTING = """
 from collections import Counter
+from dataclasses import replace
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from detgen import Engine
+from detgen import Engine, Request, SamplingParams
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.sampling import Choice, Choices
+from detgen.kernels.triton import launching, triton_decoder
 
 class Counting(TorchDispatchMode):
     def __init__(self):
@@ -350,7 +352,10 @@ class Counting(TorchDispatchMode):
         elif "cpu" in took and "cuda" in took | gave:
             self.found["to the device"] += 1
         return out
+"""
 
+# In passes of a model, whose folder is put in front.
+PASSES = """
 runner = Engine(target=model, device="cuda", drafter="none", kv_memory=16 << 20).canonical
 runner.cache.pages.lay_out(3, 64)
 windows = Windows.of([Window(slot, 0, [5 + slot], 1) for slot in range(3)])
@@ -358,6 +363,7 @@ read = Windows.of([Window(2, 0, [7, 8, 9], 1)])
 choices = Choices.of([Choice(0.8 * slot, 0.9, seed=slot) for slot in range(3)])
 passes = {
     "run": lambda: runner.run(windows, []),
+    "chosen": lambda: runner.run(windows, [], scored=False, choices=lambda: replace(choices, likely=np.arange(3))),
     "sample": lambda: runner.sample(windows, np.array([1, 3, 3]), choices),
     "reading": lambda: runner.sample(windows.part(0, 2), np.array([3, 1, 2]), choices, None, [read]),
 }
@@ -367,14 +373,49 @@ for name, call in passes.items():
     print(name, counting.found["to the host"], counting.found["to the device"])
 """
 
+# In whole runs, and what of it is by the two functions that may.
+CROSSING = """
+params = [{}, {"temperature": 0.8, "logprobs": 3}, {"frequency_penalty": 0.5, "min_tokens": 2}]
+params.append({"guided_regex": "[a-z]{9}"})
+lengths = 30, 9, 20, 12
+requests = [
+    Request(i, i, token_ids=[5 + 7 * j % (9 + i) for j in range(n)], params=SamplingParams(max_tokens=5, **params[i]))
+    for i, n in enumerate(lengths)
+]
+for drafter, some in (("none", requests), ("ngram", requests), ("none", requests[:2])):
+    engine = Engine(target=model, device="cuda", drafter=drafter, batch_size=4, kv_memory=2 << 20)
+    by = Counter()
+    own = {name: getattr(launching, name) for name in ("send", "fetched")}
+    def counted(name):
+        return lambda *given: (by.update([name]), own[name](*given))[1]
+    launching.send = triton_decoder.send = counted("send")
+    triton_decoder.fetched = counted("fetched")
+    with Counting() as counting:
+        engine.generate(some)
+    launching.send = triton_decoder.send = own["send"]
+    triton_decoder.fetched = own["fetched"]
+    others = [counting.found[to] - by[name] for to, name in (("to the host", "fetched"), ("to the device", "send"))]
+    print(*others, by["fetched"] / engine.stats.target_passes)
+"""
+
 
 @pytest.mark.usefixtures("folder")
 def test_the_host_waits_once(python_on_cuda: Callable[[str], str], model: str) -> None:
     """In a pass, and at the end of a chain of three, also if the second one reads a prompt; what goes to the device is
     the rows of each pass, who of them goes on, and how they are sampled."""
-    lines = python_on_cuda(f"model = {model!r}\n{COUNTING}").splitlines()
-    assert [line.split()[:2] for line in lines] == [["run", "1"], ["sample", "1"], ["reading", "1"]]
-    assert [int(line.split()[2]) for line in lines] == [1, 3 + 1 + 3, 3 + 1 + 3]
+    lines = python_on_cuda(f"model = {model!r}\n{COUNTING}{PASSES}").splitlines()
+    assert [line.split()[:2] for line in lines] == [[name, "1"] for name in ("run", "chosen", "sample", "reading")]
+    assert [int(line.split()[2]) for line in lines] == [1, 1 + 2, 3 + 1 + 3, 3 + 1 + 3]
+
+
+@pytest.mark.usefixtures("folder")
+def test_nothing_crosses_otherwise(python_on_cuda: Callable[[str], str], model: str) -> None:
+    """Whatever is asked, one function waits, at most once a pass, and one sends."""
+    lines = python_on_cuda(f"model = {model!r}\n{COUNTING}{CROSSING}").splitlines()
+    assert [line.split()[:2] for line in lines] == [["0", "0"]] * 3
+    waits = [float(line.split()[2]) for line in lines]
+    assert max(waits) <= 1
+    assert waits[2] < 0.6, "a call of several passes"
 
 
 # Generates twice, the second time with an error for whoever waits for the device, but where the decoder does it.

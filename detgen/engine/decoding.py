@@ -173,8 +173,9 @@ class Decoding:
                 part = Windows.of(w for w, wanted in zip(part, there, strict=True) if wanted)
             if len(part):
                 broken: list[int] = []
-                with self._masks.making(part):
-                    results = self._target.run(part, broken, scored=committing.plain(part))
+                with self._masks.making(part) as made:
+                    choices = committing.chooser(part, made)
+                    results = self._target.run(part, broken, scored=committing.plain(part), choices=choices)
                 yield Ran(part, results, broken, drafts and drafts.drafters)
 
     def _foreseeable(self, windows: Windows, most: int) -> bool:

@@ -5,7 +5,7 @@ Who chooses later finds them made (`structure.Masks`), or makes them; a mask is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -30,15 +30,15 @@ class MaskMaker:
         self._thread = ThreadPoolExecutor(1, "masks")  # which it starts when something is to be done
 
     @contextmanager
-    def making(self, windows: Windows) -> Iterator[None]:
-        """Within it, the masks of the windows' rows are being made; after it, they are."""
+    def making(self, windows: Windows) -> Iterator[Callable[[], None]]:
+        """Within it, the masks of the windows' rows are being made; after it, they are, or after what it gives."""
         slots = windows.slots[windows.logits > 0]
         if not self._asked[slots].any():
-            yield
+            yield lambda: None
             return
         made = self._thread.submit(self._make, WantedRows.of(windows))
         try:
-            yield
+            yield made.result
         finally:
             made.result()
 

@@ -7,6 +7,7 @@ more than most: stop strings, penalties, log-probabilities, drafts. Knows no fil
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,10 +23,10 @@ from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.engine.verification import judge, log_columns
 from detgen.kernels.input_batch import Windows
-from detgen.kernels.logprobs import Judged, Scores, judge_rows, of_tokens
+from detgen.kernels.logprobs import Judged, Scores, judge_rows, most_likely, of_tokens
 from detgen.kernels.pass_cost import PassCost
 from detgen.kernels.penalties import Adjustment
-from detgen.kernels.sampling import Choices, choose, scored
+from detgen.kernels.sampling import Choices, choose
 from detgen.program.arrays import Array, array
 from detgen.runner.kv_cache import KVCache
 
@@ -101,6 +102,15 @@ class OutputProcessor:
         asked = live.choosy[slots].any() or live.wordy[slots].any()
         return not self.seen and not asked
 
+    def chooser(self, windows: Windows, ready: Callable[[], None]) -> Callable[[], Choices] | None:
+        """Makes how tokens of a pass with these windows are chosen, after `ready`; None where it has more to give."""
+
+        def make() -> Choices:
+            ready()
+            return self.choices(WantedRows.of(windows))
+
+        return None if self.seen or self.plain(windows) else make
+
     def verify(self, ran: Ran) -> Verified | None:
         """Choose the token after each row, and compare the drafts with what is chosen.
 
@@ -119,22 +129,20 @@ class OutputProcessor:
             return None
         slots = rows.slots[rows.owner]
         started = time.perf_counter()
-        choices = None
-        if not isinstance(results, Scores):
-            choices = self.choices(rows) if live.choosy[rows.slots].any() else None
-            if not (live.wordy[rows.slots].any() or self.seen):
-                results = scored(results, choices) or results
         if isinstance(results, Scores):
-            picked, tokens, finite = None, results.tokens, results.finite
+            picked, tokens, finite = None, results.tokens, results.finite.copy()
         else:
-            picked = choose(results, choices)
+            picked = choose(results, self.choices(rows) if live.choosy[rows.slots].any() else None)
             tokens = array(picked.tokens)
             # Of a row that is not finite, the chosen logit is not finite either.
             finite = np.isfinite(of_tokens(results, picked.tokens))
         if broken:  # one measure for all rows: those that decode now may be read another time
             finite &= ~np.isin(rows.rows_of_pass(windows), broken)
-        if choices is not None and choices.adjustments is not None:  # nor can a token be chosen where a mask fails
-            finite &= [a is None or a.mask is None or not a.mask.error for a in choices.adjustments]
+        formed = live.formed[rows.slots] & live.busy[rows.slots]
+        for i in formed.nonzero()[0].tolist():  # nor can a token be chosen where a mask fails
+            seq, first = live[int(rows.slots[i])], int(rows.firsts[i])
+            draft = rows.drafted[first : first + int(rows.counts[i]) - 1].tolist()
+            finite[first : first + len(draft) + 1] &= [not seq.fails(draft[:n]) for n in range(len(draft) + 1)]
         chosen = np.where(finite, tokens, _BROKEN)
         self._cost.choose(len(chosen), time.perf_counter() - started)
 
@@ -176,15 +184,18 @@ class OutputProcessor:
                     self.trace.committed(live[slot], live[slot].generated, results[first : first + count])
         taken = rows.depth < committed[rows.owner]
         at = taken.nonzero()[0]
+        whole = live.wordy[rows.slots][rows.owner[at]].nonzero()[0]
         if isinstance(results, Scores):
-            judged = Judged(None, results.logprobs[at], results.leads[at])
+            judged, likely = Judged(None, results.logprobs[at], results.leads[at]), results.likely
+            likely = None if likely is None else likely[at[whole]]
         else:
             assert picked is not None
-            whole = live.wordy[rows.slots][rows.owner[at]].nonzero()[0]
             every = None if len(at) == len(taken) else at
-            judged = judge_rows(results, picked, every, whole if len(whole) else None)
-        if judged.logprobs is not None:
-            self._note_logprobs(rows, committed, judged)
+            judged, likely = judge_rows(results, picked, every, whole if len(whole) else None), None
+            if judged.logprobs is not None:
+                likely = most_likely(judged.logprobs, int(live.likely[rows.slots].max()))
+        if likely is not None and len(whole):
+            self._note_logprobs(rows, committed, judged.chosen[whole], likely)
         self._record(verified, judged)
         if not chained:
             self._learn_from(verified)
@@ -248,7 +259,8 @@ class OutputProcessor:
                 adjustments += [live[slot].adjustment(i, draft) if slot in live else None for i in range(count)]
         position = (live.length[slots] - live.prompt[slots] + rows.depth).astype(np.uint64)
         how = {name: values[slots] for name, values in live.how.items()}
-        return Choices(**how, position=position, adjustments=adjustments)
+        likely = live.likely[slots]
+        return Choices(**how, position=position, adjustments=adjustments, likely=likely if likely.any() else None)
 
     def _sound(self, rows: WantedRows, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
         """How many tokens of each window are committed, int64 [windows], stop strings and broken rows considered.
@@ -276,15 +288,13 @@ class OutputProcessor:
                     break
         return committed
 
-    def _note_logprobs(self, rows: WantedRows, committed: np.ndarray, judged: Judged) -> None:
-        """Keep the log-probabilities of the samples that ask for them."""
-        assert judged.logprobs is not None
-        live, ends, first = self._scheduler.live, committed.cumsum(), 0
+    def _note_logprobs(self, rows: WantedRows, committed: np.ndarray, chosen: np.ndarray, likely: np.ndarray) -> None:
+        """Keep the log-probabilities of the samples that ask for them, from those of all committed rows of these."""
+        live, first = self._scheduler.live, 0
         for i in np.flatnonzero(live.wordy[rows.slots] & (committed > 0)).tolist():
-            seq, count, end = live[int(rows.slots[i])], int(committed[i]), int(ends[i])
-            wanted, every = seq.request.params.logprobs or 0, judged.logprobs[first : first + count]
-            seq.logprobs += token_logprobs(every, judged.chosen[end - count : end].tolist(), wanted)
-            first += count
+            slot, end = int(rows.slots[i]), first + int(committed[i])
+            live[slot].logprobs += token_logprobs(likely[first:end, : live.likely[slot]], chosen[first:end])
+            first = end
 
     def _record(self, verified: Verified, judged: Judged) -> None:
         """Write the acceptance log, and count what it says; `judged` are the committed rows."""

@@ -118,29 +118,13 @@ class Verified:
     chained: bool
 
 
-def token_logprobs(logprobs: np.ndarray, chosen: Sequence[float] | np.ndarray, wanted: int) -> list[TokenLogprobs]:
+def token_logprobs(likely: np.ndarray, chosen: Sequence[float] | np.ndarray) -> list[TokenLogprobs]:
     """Log-probabilities of the chosen tokens and of the most likely ones.
 
     Args:
-        logprobs: float32 [rows, vocabulary].
+        likely: LIKELY [rows, n], as `most_likely` gives them.
         chosen: log-probability of each row's chosen token.
-        wanted: how many of the most likely tokens; ties are ordered by id.
     """
-    tops = _most_likely(logprobs, min(wanted, logprobs.shape[1]))
-    return [TokenLogprobs(own, top) for own, top in zip(np.asarray(chosen).tolist(), tops, strict=True)]
-
-
-def _most_likely(values: np.ndarray, wanted: int) -> list[tuple[tuple[int, float], ...]]:
-    """Id and value of the `wanted` largest entries of each row, largest first."""
-    rows, vocabulary = values.shape
-    if not wanted:
-        return [()] * rows
-    last = np.partition(values, -wanted, axis=1)[:, -wanted, None]
-    # More than wanted if some are equal to the last; all of them if a broken model gives NaN.
-    found = np.flatnonzero(~(values < last))
-    likely = values.ravel()[found]
-    at = found // vocabulary
-    order = np.lexsort((-likely, at))
-    best = order[np.searchsorted(at, np.arange(rows))[:, None] + np.arange(wanted)]
-    ids, likely = (found[best] % vocabulary).tolist(), likely[best].tolist()
-    return [tuple(zip(*row, strict=True)) for row in zip(ids, likely, strict=True)]
+    tops = zip(likely["token"].tolist(), likely["logprob"].tolist(), strict=True)
+    chosen = np.asarray(chosen).tolist()
+    return [TokenLogprobs(own, tuple(zip(*top, strict=True))) for own, top in zip(chosen, tops, strict=True)]

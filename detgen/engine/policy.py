@@ -89,9 +89,8 @@ class Policy:
         chaining = self._passes.chaining
         assert chaining is not None, "it may chain"
         kept = chaining.kept
-        asked = live.adjusted[slots].any() or (not kept and live.wordy[slots].any())
         final = not kept or self._passes.rewinds  # what is likely may not stand
-        return final and not asked and len(slots) * most * kept <= _LOGITS
+        return final and not live.adjusted[slots].any() and len(slots) * most * kept <= _LOGITS
 
     def undrafted(self, live: RunningBatch) -> bool:
         """Whether there is no drafter, or nothing to draft for: unverified requests are never drafted for."""

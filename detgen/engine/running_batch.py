@@ -29,6 +29,7 @@ class RunningBatch:
         watched: bool, whether more than an end-of-sequence token and the limit can end it.
         eos: bool, whether end-of-sequence tokens end it.
         wordy: bool, whether the request asks for log-probabilities.
+        likely: int64, of how many of the most likely tokens it does.
         adjusted: bool, whether its tokens are chosen from adjusted logits.
         formed: bool, whether its text must have a form.
         masked: bool, whether whole masks are needed for it.
@@ -62,7 +63,7 @@ class RunningBatch:
                 "masked",
             )
         ),
-        *((name, np.int64) for name in ("order", "last", "length", "prompt", "limit", "least", "cached")),
+        *((name, np.int64) for name in ("order", "last", "length", "prompt", "limit", "least", "cached", "likely")),
         ("rounds", np.int64),
         ("thinks", np.float64),
         ("texts", np.object_),
@@ -84,6 +85,7 @@ class RunningBatch:
     limit: np.ndarray
     least: np.ndarray
     cached: np.ndarray
+    likely: np.ndarray
     rounds: np.ndarray
     thinks: np.ndarray
     texts: np.ndarray
@@ -133,7 +135,7 @@ class RunningBatch:
             self._eos, self.eos_ids = seq.eos, np.array(sorted(seq.eos), np.int64)[:, None]
         self.watched[slot] = bool(params.stop or params.stop_token_ids or seq.eos != self._eos)
         self.eos[slot] = not params.ignore_eos
-        self.wordy[slot] = params.logprobs is not None
+        self.wordy[slot], self.likely[slot] = params.logprobs is not None, params.logprobs or 0
         self.adjusted[slot] = seq.adjusted
         self.formed[slot], self.masked[slot] = seq.structure is not None, seq.masked
         choice = Choice.of(params, seq.sample)

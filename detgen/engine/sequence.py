@@ -166,6 +166,11 @@ class Sequence:
                 if mask is not None:
                     _ = mask.bits
 
+    def fails(self, draft: list[int]) -> bool:
+        """Whether it cannot be told what may come after the draft, as far as was asked."""
+        mask = None if self._masks is None else self._masks.after([*self.tokens[self.prompt_length :], *draft])
+        return mask is not None and bool(mask.error)
+
     def fault(self, draft: list[int]) -> str:
         """Why it cannot be told what may come after the draft; "" if it can."""
         adjustment = None if self.structure is None else self.adjustment(len(draft), draft)

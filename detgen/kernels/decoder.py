@@ -176,6 +176,7 @@ class Decoder(Protocol):
         broken: list[int] | None = None,
         *,
         scored: bool = False,
+        choices: Callable[[], Choices] | None = None,
     ) -> Array | Scores:
         """A pass.
 
@@ -184,6 +185,8 @@ class Decoder(Protocol):
             exchange: brings a state for each row, and takes their hidden states.
             broken: takes the rows whose keys of the last layer are not finite, ascending.
             scored: whether scores of the logits are enough.
+            choices: makes how tokens are chosen, called while the pass runs; scores of what is chosen so are enough.
+                None if logits are wanted, or the largest are chosen.
 
         Returns:
             Logits of the rows that are asked for, float32 [n, vocabulary], or hidden states where there is no output

@@ -29,6 +29,9 @@ class Judged(NamedTuple):
     margins: np.ndarray
 
 
+LIKELY = np.dtype([("token", "<i4"), ("logprob", "<f4")])
+
+
 class Scores(NamedTuple):
     """What is known of some rows.
 
@@ -38,12 +41,14 @@ class Scores(NamedTuple):
         leads: float64 [rows], over the next one.
         logprobs: float32 [rows].
         finite: bool [rows], whether the largest logit is finite and none is NaN.
+        likely: LIKELY [rows, n], the most likely tokens, as many as were asked for of a row; None where none were.
     """
 
     tokens: np.ndarray
     leads: np.ndarray
     logprobs: np.ndarray
     finite: np.ndarray
+    likely: np.ndarray | None = None
 
     @classmethod
     def of(cls, found: np.ndarray) -> Scores:
@@ -55,8 +60,31 @@ class Scores(NamedTuple):
         return cls(tokens, leads, 0 - total, np.isfinite(top) & ~np.isnan(total))
 
     def only(self, wanted: np.ndarray) -> Scores:
-        """Those of some rows, a bool for each."""
-        return Scores(*(values[wanted] for values in self))
+        """Those of some rows, a bool for each, or their numbers."""
+        made = Scores(*(values[wanted] for values in self[:4]))
+        return made if self.likely is None else made._replace(likely=self.likely[wanted])
+
+
+def most_likely(logprobs: np.ndarray, wanted: int) -> np.ndarray:
+    """The `wanted` largest entries of each row, largest first, of equal ones the lower id first; LIKELY [rows, wanted].
+
+    Args:
+        logprobs: float32 [rows, vocabulary].
+        wanted: how many; all where there are fewer.
+    """
+    rows, vocabulary = logprobs.shape
+    made = np.empty((rows, min(wanted, vocabulary)), LIKELY)
+    if not made.size:
+        return made
+    last = np.partition(logprobs, -made.shape[1], axis=1)[:, -made.shape[1], None]
+    # More than wanted if some are equal to the last; all of them if a broken model gives NaN.
+    found = np.flatnonzero(~(logprobs < last))
+    likely = logprobs.ravel()[found]
+    at = found // vocabulary
+    order = np.lexsort((-likely, at))
+    best = order[np.searchsorted(at, np.arange(rows))[:, None] + np.arange(made.shape[1])]
+    made["token"], made["logprob"] = found[best] % vocabulary, likely[best]
+    return made
 
 
 def has_kernels(logits: Array) -> bool:
@@ -112,6 +140,7 @@ def judge_rows(
 def _given(logits: torch.Tensor, tokens: torch.Tensor) -> np.ndarray:
     """The log-probabilities of tokens, float32 [rows], on CUDA."""
     from detgen.kernels.triton.given_logprobs import logprobs
+    from detgen.kernels.triton.launching import fetched
 
-    found: np.ndarray = logprobs(logits, tokens).cpu().numpy()
+    found: np.ndarray = fetched(logprobs(logits, tokens)).numpy()
     return found

@@ -20,7 +20,7 @@ from detgen.errors import RequestError
 from detgen.kernels import choosing
 from detgen.kernels.allowed import best_allowed
 from detgen.kernels.filters import floor_of, kept, leading, sample_plain, scaled, words_of
-from detgen.kernels.logprobs import Scores, has_kernels
+from detgen.kernels.logprobs import has_kernels
 from detgen.kernels.noise import gumbel
 from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
 from detgen.params import PARAMETERS, SamplingParams
@@ -102,12 +102,14 @@ def _known(device: str) -> Collection[str]:
 class Choices(_Arrays):
     """How to choose the tokens of many rows: what `Choice` has, as arrays with an entry a row (`ARRAYS`).
 
-    `adjustments` are None if there is none in any row.
+    `adjustments` are None if there is none in any row. `likely`, int64 [rows], are how many of the most likely tokens
+    are wanted, too; None for none of any.
     """
 
     sample: np.ndarray
     position: np.ndarray
     adjustments: Sequence[Adjustment | None] | None = None
+    likely: np.ndarray | None = None
 
     if TYPE_CHECKING:
 
@@ -149,7 +151,13 @@ class Choices(_Arrays):
 
     def take(self, rows: np.ndarray) -> Choices:
         """Those of some rows, int64 [n], without adjustments."""
-        return Choices(*(getattr(self, name)[rows] for name in ARRAYS))
+        likely = None if self.likely is None else self.likely[rows]
+        return Choices(*(getattr(self, name)[rows] for name in ARRAYS), likely=likely)
+
+    @property
+    def most(self) -> int:
+        """The most likely tokens that are wanted of a row."""
+        return 0 if self.likely is None else int(self.likely.max(initial=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +186,11 @@ def choose(logits: Array, choices: Sequence[Choice] | Choices | None) -> Chosen:
     if (device := on_device(logits)) is not None:
         if choices is not None and not isinstance(choices, Choices):
             choices = Choices.of(choices)
+        from detgen.kernels.triton.launching import fetched
+
         on_cuda = tensor(logits)
         packed = device.choose_by(on_cuda, choices)
-        found = device.unpack(packed.cpu())
+        found = device.unpack(fetched(packed))
         tokens = packed[:, 3].long()
         broken = np.flatnonzero(~found.finite)
         if len(broken):
@@ -201,20 +211,6 @@ def choose(logits: Array, choices: Sequence[Choice] | Choices | None) -> Chosen:
         return _choose_masked(logits, choices, masked)
     with adjusted(logits, choices.adjustments) as changed:
         return _choose(changed, choices)
-
-
-def scored(logits: Array, choices: Choices | None) -> Scores | None:
-    """What is chosen of some rows and what it says, by one copy from CUDA; None where logits are elsewhere.
-
-    Args:
-        logits: float32 [rows, vocabulary]; only read.
-        choices: one per row; None if all rows take their largest logit.
-    """
-    device = on_device(logits)
-    if device is None:
-        return None
-    found: Scores = device.unpack(device.choose_by(logits, choices).cpu())
-    return found
 
 
 def on_device(logits: Array) -> Any:

@@ -129,7 +129,12 @@ class ModelRunner:
 
     @overload
     def run(
-        self, windows: Windows | Sequence[Window], broken: list[int] | None = None, *, scored: bool
+        self,
+        windows: Windows | Sequence[Window],
+        broken: list[int] | None = None,
+        *,
+        scored: bool,
+        choices: Callable[[], Choices] | None = None,
     ) -> Array | Scores: ...
 
     def run(
@@ -139,6 +144,7 @@ class ModelRunner:
         exchange: Exchange | None = None,
         *,
         scored: bool = False,
+        choices: Callable[[], Choices] | None = None,
     ) -> Array | Scores:
         """Run one pass: write the windows' KV entries and return the logits they want.
 
@@ -148,10 +154,11 @@ class ModelRunner:
                 keys that the last layer makes of them. What the last layer itself breaks shows in the logits.
             exchange: brings a state for each token of the windows, and takes their hidden states.
             scored: whether only the largest logits are asked for.
+            choices: makes how the rows' tokens are chosen, if nothing but these is asked for.
 
         Returns:
-            float32 [sum of the windows' `logits`, vocabulary], in the order of the windows; where only the largest are
-            asked for and the decoder can tell without storing all, the rows' scores.
+            float32 [sum of the windows' `logits`, vocabulary], in the order of the windows; where only what is chosen
+            is asked for and the decoder can tell without storing all, the rows' scores.
         """
         started = time.perf_counter()
         if not isinstance(windows, Windows):
@@ -161,7 +168,7 @@ class ModelRunner:
         self.rows += len(batch.ids)
         if exchange is None and self.thinking is not None:
             exchange = self.thinking.exchange(windows)
-        results = self.decoder.run(batch, exchange, broken, scored=scored)
+        results = self.decoder.run(batch, exchange, broken, scored=scored, choices=choices)
         if self.cache.states is not None:
             self.cache.states.move(windows)
         if exchange is not None and exchange.hidden is not None and self.thinking is not None:

@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen import Completion, Engine, Request, SamplingParams
-from detgen.engine import output_processing, policy
-from detgen.kernels.logprobs import Scores
+from detgen.engine import policy
 from detgen.kernels.sampling import Choices
-from detgen.program.arrays import tensor
 
 PROMPTS = code(8)
 PARAMS = st.builds(
@@ -179,20 +177,11 @@ def test_calls_leave_few_logits_behind(engines: Callable[..., Engine], monkeypat
 def test_choices_made_on_a_device_say_the_same(
     engines: Callable[..., Engine], drafter: str, params: list[SamplingParams], batch: int
 ) -> None:
-    """Where they come as scores, as from CUDA, of rows whose logits nobody else asks for."""
-    sampling = pytest.importorskip("detgen.kernels.triton.sampling_kernels")
-    asked: list[int] = []
-
-    def scored(logits: np.ndarray, choices: Choices | None) -> Scores:
-        asked.append(len(logits))
-        found: Scores = sampling.unpack(sampling.choose_reference(tensor(logits), choices))
-        return found
-
+    """Where they come as scores of all rows, as from CUDA."""
+    foreseeing = pytest.importorskip("helpers.foreseeing", exc_type=ImportError).foreseeing
     requests = [Request(i, i, prompt=PROMPTS[i], params=p) for i, p in enumerate(params)]
     engine = engines(drafter=drafter, batch_size=16).with_settings(batch_size=batch)
     wanted = [said(one, rounds=False) for one in engine.generate(requests)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output_processing, "scored", scored)
+    with foreseeing(engine) as waits:
         assert [said(one, rounds=False) for one in engine.generate(requests)] == wanted
-    # Whole rows of log-probabilities are asked of the logits, of all rows of a pass then.
-    assert asked or any(p.logprobs is not None for p in params) or not any(p.temperature for p in params)
+    assert waits

@@ -56,7 +56,7 @@ def requests_of(prompts: list[tuple[int, int, SamplingParams]]) -> list[Request]
 
 def drawn(draw: random.Random) -> list[Request]:
     """Requests of every kind; in few lists is one that has its passes made one by one."""
-    odd = draw.choice([{}] * 5 + [{"logprobs": 2}, {"frequency_penalty": 0.5}])
+    odd = draw.choice([{}] * 4 + [{"logprobs": 2}, {"frequency_penalty": 0.5}, {"guided_regex": "[a-z ]{9}"}])
     count = draw.randint(1, 12)
     made = [
         SamplingParams(

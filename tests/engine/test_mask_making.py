@@ -67,6 +67,14 @@ def test_a_failure_is_that_of_the_pass() -> None:
     assert live.made == [[3, 4]], "and the next pass's are made"
 
 
+def test_who_chooses_while_the_pass_runs_waits() -> None:
+    live: Any = _Live()
+    with MaskMaker(live, every=True).making(windows([1, 3])) as made:
+        live.ended.set()
+        made()
+        assert live.made == [[3, 4]]
+
+
 def test_nothing_starts_where_no_row_needs_a_mask() -> None:
     live: Any = _Live()
     with MaskMaker(live, every=True).making(windows([1, 0])):

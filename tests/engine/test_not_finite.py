@@ -156,7 +156,7 @@ def test_broken_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     want = tried.generate(["def f(x):"], max_tokens=4)[0].token_ids
     for value, harmless in ((-math.inf, True), (math.inf, False), (math.nan, False)):
 
-        def spoiled(*args: Any, value: float = value, scored: bool) -> np.ndarray:
+        def spoiled(*args: Any, value: float = value, **_: Any) -> np.ndarray:
             logits = run(*args)
             logits[:, 17] = value
             return logits

@@ -11,7 +11,7 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detgen.kernels.logprobs import judge_rows
+from detgen.kernels.logprobs import judge_rows, most_likely
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.sampling import Choice, choose
 from detgen.program import arithmetic
@@ -77,3 +77,25 @@ def test_zeros_of_both_signs_are_equal() -> None:
     logits = torch.tensor([[-0.0, 0.0], [0.0, -0.0]])
     judged = judge_rows(logits.clone(), choose(logits, None))
     assert [math.copysign(1, margin) for margin in judged.margins.tolist()] == [1, 1]
+
+
+@examples(60)
+@given(
+    rows=st.lists(st.lists(st.integers(-3, 3).map(float), min_size=9, max_size=9), min_size=1, max_size=4),
+    wanted=st.integers(0, 12),
+)
+def test_the_most_likely_stand_in_order(rows: list[list[float]], wanted: int) -> None:
+    """Of equal ones the lower id first, also where not all of them are wanted."""
+    for one, row in zip(most_likely(np.array(rows, np.float32), wanted), rows, strict=True):
+        best = sorted(range(9), key=lambda i: (-row[i], i))[:wanted]
+        assert one.tolist() == [(i, row[i]) for i in best]
+
+
+def test_impossible_tokens_come_last() -> None:
+    (one,) = most_likely(np.array([[-math.inf, -1.0, -math.inf, -2.0]], np.float32), 3)
+    assert one.tolist() == [(1, -1.0), (3, -2.0), (0, -math.inf)]
+
+
+def test_a_broken_row_has_as_many() -> None:
+    (one,) = most_likely(np.full((1, 5), math.nan, np.float32), 3)
+    assert one["token"].tolist() == [0, 1, 2]

@@ -6,6 +6,7 @@ has the same bits in any pass, on any processor; see docs/numerics.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,9 @@ class CDecoder(ProgramDecoder):
         broken: list[int] | None = None,
         *,
         scored: bool = False,
+        choices: Callable[[], Choices] | None = None,
     ) -> np.ndarray | Scores:
-        """See `Decoder`."""
+        """See `Decoder`; gives logits where tokens are chosen otherwise."""
         runner = self._runner(exchange, batch.longest, scored)
         out = np.empty((len(batch.wanted), SCORED if scored else self.outputs), np.float32)
         given = self._exchanged(exchange, len(batch.ids))

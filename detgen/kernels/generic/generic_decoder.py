@@ -21,6 +21,7 @@ from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange, exchanging
 from detgen.kernels.generic.paged_attention import PagedAttention, attending
 from detgen.kernels.input_batch import InputBatch
+from detgen.kernels.sampling import Choices
 from detgen.program.arrays import array, tensor
 from detgen.program.operands import ARITHMETIC
 
@@ -96,6 +97,7 @@ class GenericDecoder:
         broken: list[int] | None = None,
         *,
         scored: bool = False,
+        choices: Callable[[], Choices] | None = None,
     ) -> np.ndarray:
         """See `Decoder`; gives logits whatever is enough."""
         with torch.inference_mode():

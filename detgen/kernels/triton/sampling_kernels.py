@@ -20,9 +20,10 @@ import triton.language as tl
 
 from detgen.kernels import choosing
 from detgen.kernels.filters import inverse_of
-from detgen.kernels.logprobs import Scores
+from detgen.kernels.logprobs import LIKELY, Scores, most_likely
 from detgen.kernels.triton.filter_kernels import boundaries, divided, key
 from detgen.kernels.triton.launching import OPTIONS, above, on, sent
+from detgen.kernels.triton.likely_tokens import likely
 from detgen.kernels.triton.noise_kernels import gumbel, most_gumbel, word_of, words_of
 from detgen.kernels.triton.row_reading import (
     FLOOR,
@@ -199,11 +200,13 @@ class Asked(NamedTuple):
         table: int64 [8, rows], parameters by row: the bits of what is float64 or uint64. None if no row is sampled.
         lists: the rows' adjustments; None if there are none.
         cuts: whether top_k or top_p can cut a row that is sampled.
+        likely: int64 [rows], how many of the most likely tokens are wanted; None for none.
     """
 
     table: torch.Tensor | None = None
     lists: Lists | None = None
     cuts: bool = False
+    likely: torch.Tensor | None = None
 
     @classmethod
     def of(cls, choices: Choices) -> Asked:
@@ -213,25 +216,28 @@ class Asked(NamedTuple):
             how = {**choices.how(), "inverse": inverse_of(choices.temperature).astype(np.float64)}
             table = torch.from_numpy(np.stack([np.ascontiguousarray(how[name]).view(np.int64) for name in _TABLE]))
         cuts = bool((warm & ((choices.top_k > 0) | (choices.top_p < 1))).any())
-        return cls(table, None if choices.adjustments is None else Lists.of(choices.adjustments), cuts)
+        lists = None if choices.adjustments is None else Lists.of(choices.adjustments)
+        return cls(table, lists, cuts, None if choices.likely is None else torch.from_numpy(choices.likely))
 
     def to(self, device: torch.device | str) -> Asked:
         """The same on a device."""
-        table, lists, cuts = self
-        return Asked(None if table is None else sent(table, device), None if lists is None else lists.to(device), cuts)
+        table, likely = (None if x is None else sent(x, device) for x in (self.table, self.likely))
+        return Asked(table, None if self.lists is None else self.lists.to(device), self.cuts, likely)
 
 
-def choose(logits: torch.Tensor, asked: Asked | None = None) -> torch.Tensor:
+def choose(logits: torch.Tensor, asked: Asked | None = None, most: int = 0) -> torch.Tensor:
     """The token of each row, its lead, and its log-probability.
 
     Args:
         logits: float32 [rows, vocabulary], fewer than 2^23 entries a row, each row contiguous; only read.
         asked: how they are chosen, on the same device; None if all rows take their best logit.
+        most: see `likely`; 0 where none are wanted.
 
     Returns:
-        int32 [rows, 4], as `unpack` reads it. The last column is the tokens, BROKEN of rows that are not finite.
+        int32 [rows, 4 + 2 * most], as `unpack` reads it: the fourth column is the tokens, BROKEN of rows that are not
+        finite; what `likely` gives is behind them.
     """
-    table, lists, cuts = asked or Asked()
+    table, lists, cuts, counts = asked or Asked()
     rows, vocabulary = logits.shape
     found = read(logits, lists)
     sections = found.best.shape[1]
@@ -254,16 +260,17 @@ def choose(logits: torch.Tensor, asked: Asked | None = None) -> torch.Tensor:
         *(logits.stride(0), rows, vocabulary, sections, blocks, table is not None, above(sections), BROKEN),
         **OPTIONS,
     )
-    return out
+    most = min(most, vocabulary)
+    return out if counts is None or not most else torch.cat([out, likely(logits, found, counts, most)], 1)
 
 
-def choose_by(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
+def choose_by(logits: torch.Tensor, choices: Choices | None, most: int = 0) -> torch.Tensor:
     """What `choose` finds; `choices` are those of the rows, None if all take their best logit."""
     with on(logits.device):
-        return choose(logits, None if choices is None else Asked.of(choices).to(logits.device))
+        return choose(logits, None if choices is None else Asked.of(choices).to(logits.device), most)
 
 
-def choose_reference(logits: torch.Tensor, choices: Choices | None) -> torch.Tensor:
+def choose_reference(logits: torch.Tensor, choices: Choices | None, most: int = 0) -> torch.Tensor:
     """The same by the functions of a CPU."""
     rows = array(logits).copy()
     if choices is None:
@@ -275,11 +282,20 @@ def choose_reference(logits: torch.Tensor, choices: Choices | None) -> torch.Ten
     packed = np.zeros(len(rows), _PACKED)
     packed["lead"], (packed["logprob"], _) = leads, choosing.logprobs(rows, tokens, None, full=False)
     packed["token"] = np.where(finite, tokens, BROKEN)
-    return torch.from_numpy(packed.view(np.int32).reshape(-1, 4)).to(logits.device)
+    made = packed.view(np.int32).reshape(-1, 4)
+    if most and choices is not None and choices.likely is not None:
+        _, every = choosing.logprobs(rows, tokens, None, full=True)
+        assert every is not None
+        best = most_likely(every, most)
+        best[np.arange(best.shape[1]) >= choices.likely[:, None]] = 0
+        made = np.concatenate([made, best.view(np.int32)], 1)
+    return torch.from_numpy(made).to(logits.device)
 
 
 def unpack(packed: torch.Tensor) -> Scores:
     """What `choose` found, copied to the CPU."""
-    found = packed.numpy().view(_PACKED)[:, 0]
+    own, likely = (np.ascontiguousarray(part) for part in np.split(packed.numpy(), [4], 1))
+    found = own.view(_PACKED)[:, 0]
     tokens = found["token"].astype(np.int64)
-    return Scores(tokens, found["lead"], found["logprob"], tokens != BROKEN)
+    likely = likely.view(LIKELY) if likely.size else np.zeros((len(own), 0), LIKELY)
+    return Scores(tokens, found["lead"], found["logprob"], tokens != BROKEN, likely)

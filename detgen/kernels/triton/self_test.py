@@ -6,7 +6,7 @@ What is compared is small, so that it takes seconds, most of them to compile the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -304,7 +304,8 @@ def _steps_right(one: Tried, rows: Rows, given: Mapping[Buffer, torch.Tensor], d
 
 
 def _choice_right(logits: torch.Tensor, choices: Choices | None, device: torch.device | str) -> bool:
-    return choose_by(logits.to(device), choices).cpu().equal(choose_reference(logits, choices))
+    most = 0 if choices is None else choices.most
+    return choose_by(logits.to(device), choices, most).cpu().equal(choose_reference(logits, choices, most))
 
 
 def _logprobs_right(logits: torch.Tensor, tokens: torch.Tensor, device: torch.device | str) -> bool:
@@ -332,4 +333,5 @@ def _choices(vocabulary: int) -> dict[str, Choices | None]:
         name: Choices.of([Choice(0.4 * (i + 1), seed=i, position=3 * i, **of) for i in range(_ROWS)])
         for name, of in how.items()
     }
-    return {"the largest logit": None, **drawn}
+    likely = replace(drawn["sampling"], likely=np.arange(_ROWS))
+    return {"the largest logit": None, **drawn, "the most likely tokens": likely}

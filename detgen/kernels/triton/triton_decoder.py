@@ -175,15 +175,20 @@ class TritonDecoder(ProgramDecoder):
         broken: list[int] | None = None,
         *,
         scored: bool = False,
-    ) -> torch.Tensor:
-        """See `Decoder`; gives logits whatever is enough."""
+        choices: Callable[[], Choices] | None = None,
+    ) -> torch.Tensor | Scores:
+        """See `Decoder`; waits once, also for what is chosen."""
         with torch.inference_mode(), on(self._device):
             buffers = self._run(batch, exchange)
-            results = buffers.results[: batch.count].clone()
-            found = fetched(buffers.broken[: len(batch.ids)])  # waits for the pass, which is timed
+            logits, chosen = buffers.results[: batch.count], []
+            if batch.count and (scored or choices is not None):
+                how = None if choices is None else choices()
+                chosen = [choose_by(logits, how, 0 if how is None else how.most)]
+            results = logits if chosen else logits.clone()
+            scores, found = _fetch(chosen, [buffers.broken[: len(batch.ids)]])
             if broken is not None:
-                broken += found.numpy().nonzero()[0].tolist()
-            return results
+                broken += found.nonzero()[0].tolist()
+            return scores if chosen else results
 
     def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> tuple[Scores, list[int]]:
         """See `Chaining`; an end is known behind the last pass only."""
@@ -238,8 +243,7 @@ class TritonDecoder(ProgramDecoder):
             over |= np.isin(scores.tokens, ends.tokens) & ends.to_end[owner]
         np.minimum.at(lengths, owner[over], depth[over] + 1)
         order = np.lexsort((depth, owner))
-        ordered = Scores(*(values[order] for values in scores))
-        return ordered.only((depth < lengths[owner])[order]), np.flatnonzero(others).tolist()
+        return scores.only(order[(depth < lengths[owner])[order]]), np.flatnonzero(others).tolist()
 
     def _chain(
         self, batch: InputBatch, theres: Sequence[np.ndarray], choices: Choices | None
@@ -249,7 +253,7 @@ class TritonDecoder(ProgramDecoder):
         `theres` are the sequences that choose in each pass, int64 [n], ascending, so that those that begin there come
         last. A pass is packed while the one before it runs.
         """
-        begins = batch.choosing[1]
+        begins, most = batch.choosing[1], 0 if choices is None else choices.most
         passes, found, flags = [batch], [], []
         chosen = torch.empty(0, dtype=torch.int64, device=self._device)
         for step, there in enumerate(theres):
@@ -264,15 +268,13 @@ class TritonDecoder(ProgramDecoder):
                 if choices is not None:
                     depth = (step - begins[there]).astype(np.uint64)
                     how = replace(choices.take(there), position=choices.position[there] + depth)
-                packed = choose_by(buffers.results[: len(there)], how)
+                packed = choose_by(buffers.results[: len(there)], how, most)
                 chosen = packed[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
-                found.append(packed.flatten())
-            flags.append(buffers.broken[: len(passes[-1].ids)].int())
-        told = fetched(torch.cat([*found, *flags])).numpy()
-        told, broken = np.split(told, [4 * sum(map(len, theres))])
-        scores = unpack(torch.from_numpy(told.reshape(-1, 4)))
+                found.append(packed)
+            flags.append(buffers.broken[: len(passes[-1].ids)].clone())
+        scores, broken = _fetch(found, flags)
         asked = np.concatenate([np.isin(np.arange(len(of.ids)), of.wanted[: of.count]) for of in passes])
-        return scores._replace(finite=scores.finite & (broken[asked] == 0)), broken[~asked] > 0
+        return scores._replace(finite=scores.finite & ~broken[asked]), broken[~asked]
 
     def _run(self, packed: InputBatch, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Shape:
         """Run a pass; where its results are. `tokens` are those of its rows, where they are on the device already."""
@@ -316,6 +318,14 @@ class TritonDecoder(ProgramDecoder):
         buffers.broken.copy_(
             self._runners[key].run(self._with_broken(buffers.rows), given, self._take, exact=self._exact)
         )
+
+
+def _fetch(chosen: Sequence[torch.Tensor], broken: Sequence[torch.Tensor]) -> tuple[Scores, np.ndarray]:
+    """What was chosen in passes, as `choose_by` gives it, and which of their rows are broken, bool, by one copy."""
+    width = chosen[0].shape[1] if chosen else 4
+    told = fetched(torch.cat([*(x.flatten() for x in chosen), *(x.int() for x in broken)])).numpy()
+    packed, flags = np.split(told, [width * sum(map(len, chosen))])
+    return unpack(torch.from_numpy(packed.reshape(-1, width))), flags > 0
 
 
 def _rung(rows: int) -> int:

@@ -130,10 +130,10 @@ class Recording:
         runner = self._engine.canonical
         run = runner.run
 
-        def run_recorded(windows: Windows, broken: list[int] | None = None, **scored: bool) -> object:
+        def run_recorded(windows: Windows, broken: list[int] | None = None, **asked: Any) -> object:
             self._begin(windows)
             try:
-                return run(windows, broken, **scored)
+                return run(windows, broken, **asked)
             finally:
                 self._now = None  # the next pass may be one that does not compute the position
 

@@ -25,7 +25,7 @@ from detgen.engine.scored import ScoredSequence
 from detgen.engine.sequence import Sequence
 from detgen.errors import RequestError
 from detgen.kernels.filters import kept
-from detgen.kernels.logprobs import Judged, judge_rows
+from detgen.kernels.logprobs import Judged, judge_rows, most_likely
 from detgen.kernels.noise import gumbel, words
 from detgen.kernels.penalties import adjusted_row
 from detgen.kernels.sampling import Choice, choose, scores
@@ -145,7 +145,7 @@ class Known:
             self.errors += (tolerance * largest(logits)).tolist()
         judged = judge_rows(logits, picked, whole=None if wanted is None else np.arange(len(logits)))
         if judged.logprobs is not None:
-            self.tops += token_logprobs(judged.logprobs, judged.chosen, wanted or 0)
+            self.tops += token_logprobs(most_likely(judged.logprobs, wanted or 0), judged.chosen)
         self.logprobs += judged.chosen.tolist()
         self.margins += judged.margins.tolist()
 

@@ -22,6 +22,7 @@ from detgen.kernels.triton import (
     filter_kernels,
     given_logprobs,
     launching,
+    likely_tokens,
     linear,
     norms,
     peaks,
@@ -221,6 +222,12 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [FLOAT, LONG, FLOAT, FLOAT, FLOAT, INT, FLOAT, INT, DOUBLE, INT, DOUBLE, INT, *["i32"] * 5],
         [True, SECTIONS, sampling_kernels.BROKEN],
     ),
+    "likely: sections": (
+        likely_tokens._of_sections,
+        [FLOAT, FLOAT, FLOAT, LONG, LONG, *["i32"] * 5],
+        [row_reading.SECTION],
+    ),
+    "likely: rows": (likely_tokens._of_rows, [LONG, LONG, INT, "i32", "i32"], [SECTIONS, 32]),
     "given": (given_logprobs._given, [FLOAT, LONG, FLOAT, FLOAT, FLOAT, "i32", "i32"], []),
 }
 
@@ -239,7 +246,7 @@ def compiled(kernel: Any, types: list[str], constants: list[Any], capability: in
     names = kernel.arg_names
     signature = dict(zip(names, [*types, *["constexpr"] * len(constants)], strict=True))
     constexprs = dict(zip(names[len(types) :], constants, strict=True))
-    # As at launches: addresses, and the sizes of sampled_rows, are multiples of 16.
+    # As at launches: addresses, and the sizes of row_reading, are multiples of 16.
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, (name, kind) in enumerate(zip(names, types, strict=False))

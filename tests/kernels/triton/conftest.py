@@ -31,10 +31,10 @@ def _patched_once() -> Iterator[None]:
 
 @contextmanager
 def _small_sections() -> Iterator[None]:
-    from detgen.kernels.triton import filter_kernels, row_reading, sampling_kernels
+    from detgen.kernels.triton import filter_kernels, likely_tokens, row_reading, sampling_kernels
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (filter_kernels, row_reading, sampling_kernels):
+        for module in (filter_kernels, likely_tokens, row_reading, sampling_kernels):
             patch.setattr(module, "SECTION", 256)
         patch.setattr(filter_kernels, "_TILE", 256)
         patch.setattr(sampling_kernels, "_TILE", 128)
