@@ -13,6 +13,7 @@ ACTIVATIONS = {
     "GELUTanh": Activation.GELU_TANH,
     "PytorchGELUTanh": Activation.GELU_TANH,
     "NewGELUActivation": Activation.GELU_TANH,
+    "FastGELUActivation": Activation.GELU_TANH,
     "GELU": Activation.GELU,
     "GELUActivation": Activation.GELU,
     "ReLU": Activation.RELU,

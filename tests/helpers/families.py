@@ -394,6 +394,10 @@ ROWS: dict[str, Callable[[], Any]] = {
         **{**NEMOTRON_H, "moe_latent_size": 36, "mlp_bias": True},
         layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
     ),
+    "gpt_neox_20b": lambda: hf.GPTNeoXConfig(
+        **{**COMMON, "intermediate_size": 96, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 0},
+        hidden_act="gelu_fast",
+    ),
     "bloom_normed": lambda: hf.BloomConfig(  # layers add to what is normed
         **{"vocab_size": 320, "hidden_size": 96, "n_layer": 3, "n_head": 6, "eos_token_id": 0},
         apply_residual_connection_post_layernorm=True,
