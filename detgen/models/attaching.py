@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,8 +111,8 @@ AttentionInterface.register(ASKING, _asked)
 def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
     """Where a model has no weights, keep it from looking at numbers.
 
-    Its experts are computed in the one way that does not, it looks for no padding to warn of, and what it keeps beside
-    its weights is on `meta`, too.
+    Its experts are computed in the one way that does not, it looks for no padding to warn of, LongRoPE does not look
+    how far positions go, and what it keeps beside its weights is on `meta`, too.
     """
     if model.device.type != "meta":
         yield
@@ -124,9 +125,12 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
     numbers = [
         (_parent(model, name), name.rpartition(".")[2], x) for name, x in model.named_buffers() if name in stored
     ]
+    stretched = [module for module in model.modules() if getattr(module, "rope_type", None) == "longrope"]
     try:
         for module, name, x in numbers:
             module._buffers[name] = x.to("meta")
+        for module in stretched:
+            module.forward = partial(_turned_by_nothing, module)
         vars(config)["pad_token_id"] = None  # which a configuration may refuse to be told
         if experts is not None:
             model.set_experts_implementation({part: "batched_mm"})
@@ -134,9 +138,17 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for module, name, x in numbers:
             module._buffers[name] = x
+        for module in stretched:
+            vars(module).pop("forward", None)
         vars(config)["pad_token_id"] = padding
         if experts is not None:
             model.set_experts_implementation({part: experts})
+
+
+def _turned_by_nothing(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines as a rotary embedding makes them, without their numbers."""
+    angles = x.new_zeros(*position_ids.shape, 2 * len(module.inv_freq))
+    return angles, angles
 
 
 def attach(model: PreTrainedModel, name: str) -> Layout:
