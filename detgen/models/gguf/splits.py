@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from detgen.models.gguf.configs import not_understood
 from detgen.models.gguf.header import Header
 
-_KEY, _MODEL, BEGINS = (f"tokenizer.ggml.{name}" for name in ("pre", "model", "add_bos_token"))
+_KEY, MODEL = (f"tokenizer.ggml.{name}" for name in ("pre", "model"))
+BEGINS, PREFIXED = (f"tokenizer.ggml.add_{name}" for name in ("bos_token", "space_prefix"))
 # Architectures whose old files name nothing, and mean GPT-2's way.
 _UNNAMED = {"gpt2", "starcoder2"}
 
@@ -36,6 +37,19 @@ _DEEPSEEK_3 = (
     "[一-龥぀-ゟ゠-ヿ]+",
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
     + _SPACES,
+)
+_LETTERS_BUT_HAN = (rf"[{of[1:-1]}&&[^\p{{Han}}]]" for of in (_UPPER, _LOWER))
+_KIMI_2 = rf"\p{{Han}}+|{_BY_CASE.format(*_LETTERS_BUT_HAN, _ENDINGS + '?')}|\p{{N}}{{1,3}}|{_AFTER}"
+_WORDS, _MARK = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", r" ?[^\s\p{L}\p{N}]+"
+_EXAONE_MOE = rf"{_ENDINGS}|{_WORDS}|\p{{N}}|{_MARK}[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+_POWERS = "".join(rf"\s{{{2**i}}}(?!\S)|" for i in range(9, 1, -1))
+_JAIS_2 = rf"{_ENDINGS}|{_WORD}|\p{{N}}{{1,3}}|{_MARK}[\r\n]*|\s*[\r\n]+|{_POWERS}\s{{1,2}}(?!\S)|\s{{1}}"
+_MINICPM_5 = r"\p{N}{1,3}", rf"{_ENDINGS}|{_WORD}|\p{{N}}+|{_AFTER}"
+_AFMOE = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+    "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+    _DEEPSEEK_3[2],
 )
 # Letters that DeepSeek's first tokenizers know: of scripts with upper and lower case, and others of East Asia.
 _CASED = (
@@ -95,6 +109,11 @@ WAYS = {
     "deepseek-coder": Way((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, _DIGITS)),
     "seed-coder": Way((_SEED,)),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), Way((_BAILING,))),
+    "kimi-k2": Way((_KIMI_2,), whole=True),
+    "exaone-moe": Way((_EXAONE_MOE,)),
+    "jais-2": Way((_JAIS_2,)),
+    "minicpm5": Way(_MINICPM_5, whole=True),
+    "afmoe": Way(_AFMOE),
     "falcon": Way((r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2, "[0-9][0-9][0-9]")),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), Way((r" ?[^(\s|.,!?…。，、।۔،)]+",))),
 }
@@ -106,7 +125,7 @@ def way_of(header: Header) -> Way | None:
     Raises:
         ValueError: if the file does not say, or what it says is not known here.
     """
-    if header.settings.get(_MODEL) != "gpt2":
+    if header.settings.get(MODEL) != "gpt2":
         return None
     name = header.settings.get(_KEY, "gpt-2" if header.architecture in _UNNAMED else None)
     if name is None:
@@ -125,3 +144,10 @@ def take_texts(tokenizer: Tokenizer, way: Way) -> None:
     splits = [pre_tokenizers.Split(Regex(split), "isolated") for split in way.splits]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, letters])
+
+
+def begin_without_space(tokenizer: Tokenizer) -> None:
+    """Have a tokenizer like SentencePiece's put no space before texts, as transformers would, whatever a file says."""
+    tokenizer.pre_tokenizer = None
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])

@@ -39,3 +39,24 @@ def test_texts_are_split_as_the_file_says(pre: str) -> None:
     assert [x.replace("Ġ", " ") for x in made.encode("x_ab  12(ab's").tokens] == TAKEN[pre]
     whole = made.encode("_a").tokens == ["_a"]
     assert whole == WAYS[pre].whole
+
+
+# Texts, and their pieces where another way would have others.
+SPLIT = {
+    "kimi-k2": ("Abか中文a's 1234  \n/x\n\n", ["Abか", "中文", "a's", " ", "123", "4", "  \n", "/x", "\n\n"]),
+    "exaone-moe": ("ab cd 12, e/\n\n f", ["ab cd", " ", "1", "2", ",", " e", "/\n", "\n", " f"]),
+    "jais-2": ("a       b 1234\n", ["a", "    ", "  ", " b", " ", "123", "4", "\n"]),
+    "minicpm5": ("ab 12345x_y\n", ["ab", " ", "123", "45", "x", "_y", "\n"]),
+    "afmoe": ("a1234567 12\u0e40x _y\n", ["a", "1", "234", "567", " ", "12", "\u0e40", "x", " _", "y", "\n"]),
+}
+
+
+@pytest.mark.parametrize("pre", SPLIT)
+def test_pieces_of_texts(pre: str) -> None:
+    letters = byte_letters()
+    made = Tokenizer(BPE({x: i for i, x in enumerate(letters)}, []))
+    take_texts(made, WAYS[pre])
+    text, pieces = SPLIT[pre]
+    assert made.pre_tokenizer is not None
+    found = made.pre_tokenizer.pre_tokenize_str(text)
+    assert [bytes(letters.index(letter) for letter in piece).decode() for piece, _ in found] == pieces
