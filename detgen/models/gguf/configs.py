@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ELSE = "give the model as a folder in the Hugging Face layout"
 FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
+SHORT_FACTORS, LONG_FACTORS = (f"rope_factors_{reach}.weight" for reach in ("short", "long"))  # the same, of LongRoPE
 # Layers of the models with 27 billion parameters, whose queries are divided by sqrt(hidden size / heads).
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
@@ -84,7 +85,7 @@ class Said:
             raise self.misunderstood(name, value)
         return list(value)
 
-    def agree(self, name: str, wanted: int) -> None:
+    def agree(self, name: str, wanted: int | str) -> None:
         """Take a setting that says once more what is known, as far as there is one; errors as `take`."""
         if (value := self._left.pop(name, wanted)) != wanted:
             raise self.misunderstood(name, value)
@@ -124,6 +125,13 @@ def rows_of(header: Header, tensor: str) -> int:
     if tensor not in header.tensors:
         raise ValueError(f"weights are missing: {tensor}")
     return header.tensors[tensor].shape[0]
+
+
+def numbers_of(header: Header, path: Path, tensor: str) -> np.ndarray:
+    """The numbers of a small tensor; errors as `rows_of`."""
+    rows_of(header, tensor)
+    entry = header.tensors[tensor]
+    return whole(Place(path, entry.kind, entry.shape, entry.at, tensor).read())
 
 
 def gpt_oss(of: Said, header: Header, _: Path) -> PreTrainedConfig:
@@ -260,10 +268,7 @@ def _share(header: Header, path: Path, frequencies: int) -> float:
     Raises:
         ValueError: if it has others, or none.
     """
-    if FACTORS not in header.tensors:
-        raise ValueError(f"weights are missing: {FACTORS}")
-    entry = header.tensors[FACTORS]
-    factors = whole(Place(path, entry.kind, entry.shape, entry.at, FACTORS).read())
+    factors = numbers_of(header, path, FACTORS)
     count = int((factors == 1).sum())
     if factors.shape != (frequencies,) or (factors[:count] != 1).any() or (factors[count:] < _NEVER).any():
         raise ValueError(f"its {FACTORS} divides frequencies in a way that is not understood here; {ELSE}")

@@ -19,11 +19,11 @@ from detgen.models.gguf.header import Header
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_EVERY = 4  # of so many layers, the last one sees all, or rotates nothing
-_THETA = 10000.0  # of rotary embeddings of which a file does not say it, and of Hunyuan's before it is multiplied
+EVERY = 4  # of so many layers, the last one sees all, or rotates nothing
+THETA = 10000.0  # of rotary embeddings of which a file does not say it, and of Hunyuan's before it is multiplied
 _WINDOWED = 64  # layers of the EXAONE 4 that has windows, whatever a file says
 _OLMO_EPSILON = 1e-5  # of the first OLMo's norms
-RMS, _MEAN = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+RMS, MEAN = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
 def common(of: Said, header: Header) -> dict[str, Any]:
@@ -52,11 +52,11 @@ def rotary(of: Said, size: int, *, partly: bool = False, multiplier: float = 0.0
         partly: whether a part of that may be all.
         multiplier: of a file's multiplier of YaRN's logarithms, to be the configuration's; 0 for none.
     """
-    made: dict[str, Any] = {"rope_type": "default", "rope_theta": of.number("rope.freq_base", _THETA)}
+    made: dict[str, Any] = {"rope_type": "default", "rope_theta": of.number("rope.freq_base", THETA)}
     turned = of.take("rope.dimension_count", int, size)
-    if turned != size:
-        if not partly or not 0 < turned < size:
-            raise of.misunderstood("rope.dimension_count", turned)
+    if turned != size and (not partly or not 0 < turned < size):
+        raise of.misunderstood("rope.dimension_count", turned)
+    if partly:
         share = turned / size  # what is rounded down has to be the number that it was
         made["partial_rotary_factor"] = share if int(size * share) == turned else (turned + 0.5) / size
     kind = of.take("rope.scaling.type", str, "none")
@@ -103,13 +103,13 @@ def usual(
     return {
         **made,
         **({"head_dim": size} if sized else {}),
-        norms: of.number(RMS if norms == "rms_norm_eps" else _MEAN),
+        norms: of.number(RMS if norms == "rms_norm_eps" else MEAN),
         "intermediate_size": of.take("feed_forward_length", int),
         "rope_parameters": rotates(of, size),
     }
 
 
-def _kinds(windows: list[bool]) -> list[str]:
+def kinds_of(windows: list[bool]) -> list[str]:
     """What transformers calls layers that see a window, and those that see all."""
     return ["sliding_attention" if window else "full_attention" for window in windows]
 
@@ -144,7 +144,7 @@ def smollm3(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
     return SmolLM3Config(
         **usual(of, header, sized=False),
-        no_rope_layers=[int((i + 1) % _EVERY != 0) for i in range(of.layers)],
+        no_rope_layers=[int((i + 1) % EVERY != 0) for i in range(of.layers)],
         attention_bias=biased(header, "attn_q"),
         mlp_bias=biased(header, "ffn_up"),
     )
@@ -163,7 +163,7 @@ def olmo2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
     return Olmo3Config(
         **made,
         sliding_window=window,
-        layer_types=_kinds(of.each("attention.sliding_window_pattern", bool)),
+        layer_types=kinds_of(of.each("attention.sliding_window_pattern", bool)),
         rope_parameters={"full_attention": rope, "sliding_attention": own},
     )
 
@@ -174,8 +174,15 @@ def olmo(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
     made = usual(of, header, sized=False, norms="layer_norm_eps")
     if (epsilon := made.pop("layer_norm_eps")) != _OLMO_EPSILON:
-        raise of.misunderstood(_MEAN, epsilon)
+        raise of.misunderstood(MEAN, epsilon)
     return OlmoConfig(**made, clip_qkv=of.number("attention.clamp_kqv", 0.0) or None)
+
+
+def glm(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of GLM-4 before 0414."""
+    from transformers import GlmConfig
+
+    return GlmConfig(**usual(of, header, partial(rotary, partly=True)), attention_bias=biased(header, "attn_q"))
 
 
 def glm4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
@@ -205,14 +212,14 @@ def cohere2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
     """Of Command R7B and A, of whose layers every fourth sees all, and rotates nothing."""
     from transformers import Cohere2Config
 
-    windows = [(i + 1) % _EVERY != 0 for i in range(of.layers)]
+    windows = [(i + 1) % EVERY != 0 for i in range(of.layers)]
     if of.says("attention.sliding_window_pattern"):
         windows = of.each("attention.sliding_window_pattern", bool)
     return Cohere2Config(
         **usual(of, header, norms="layer_norm_eps"),
         logit_scale=of.number("logit_scale"),
         sliding_window=of.take("attention.sliding_window", int),
-        layer_types=_kinds(windows),
+        layer_types=kinds_of(windows),
     )
 
 
@@ -222,7 +229,7 @@ def exaone4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
     window = of.take("attention.sliding_window", int, None if of.layers == _WINDOWED else 0)
     windows = of.each("attention.sliding_window_pattern", bool) if window else [False] * of.layers
-    return Exaone4Config(**usual(of, header), sliding_window=window or None, layer_types=_kinds(windows))
+    return Exaone4Config(**usual(of, header), sliding_window=window or None, layer_types=kinds_of(windows))
 
 
 def seed_oss(of: Said, header: Header, _: Path) -> PreTrainedConfig:
@@ -251,9 +258,9 @@ def stretched(of: Said, size: int) -> dict[str, Any]:
     of.agree("rope.scaling.factor", 1)
     of.take("rope.scaling.original_context_length", int, 0)  # the same as the whole one
     made, power = rotary(of, size), size / (size - 2)
-    alpha = round((made["rope_theta"] / _THETA) ** (1 / power))
-    if np.float32(_THETA * alpha**power) == np.float32(made["rope_theta"]):
-        return {"rope_type": "dynamic", "rope_theta": _THETA, "factor": 1.0, "alpha": float(alpha)}
+    alpha = round((made["rope_theta"] / THETA) ** (1 / power))
+    if np.float32(THETA * alpha**power) == np.float32(made["rope_theta"]):
+        return {"rope_type": "dynamic", "rope_theta": THETA, "factor": 1.0, "alpha": float(alpha)}
     return made
 
 
@@ -262,6 +269,53 @@ def hunyuan(of: Said, header: Header, _: Path) -> PreTrainedConfig:
     from transformers import HunYuanDenseV1Config
 
     return HunYuanDenseV1Config(**usual(of, header, stretched), attention_bias=biased(header, "attn_q"))
+
+
+def ernie(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of ERNIE 4.5."""
+    from transformers import Ernie4_5Config
+
+    return Ernie4_5Config(**usual(of, header), use_bias=biased(header, "attn_q"))
+
+
+def cohere(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of Command R and Aya."""
+    from transformers import CohereConfig
+
+    return CohereConfig(
+        **usual(of, header, sized=False, norms="layer_norm_eps"),
+        logit_scale=of.number("logit_scale"),
+        use_qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
+    )
+
+
+def jais2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of Jais 2."""
+    from transformers import Jais2Config
+
+    return Jais2Config(**usual(of, header, norms="layer_norm_eps"))
+
+
+def take_images(of: Said) -> None:
+    """Take how a model with images splits its rotary embedding between positions, which are one for texts."""
+    of.take("rope.dimension_sections", tuple)
+    of.take("n_deepstack_layers", int, 0)  # which get more of images
+
+
+def qwen2vl(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of the text model of Qwen2-VL and Qwen2.5-VL."""
+    from transformers import Qwen2Config
+
+    take_images(of)
+    return Qwen2Config(**usual(of, header, sized=False))
+
+
+def qwen3vl(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of the text model of Qwen3-VL."""
+    from transformers import Qwen3Config
+
+    take_images(of)
+    return Qwen3Config(**usual(of, header))
 
 
 def gemma(of: Said, header: Header, _: Path) -> PreTrainedConfig:

@@ -11,9 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from detgen.models.gguf import dense as dense
+from detgen.models.gguf import longrope as longrope
 from detgen.models.gguf import mambas as mambas
 from detgen.models.gguf import mixtures as mixtures
 from detgen.models.gguf import nets as nets
+from detgen.models.gguf import older as older
 from detgen.models.gguf import scans as scans
 from detgen.models.gguf.changes import Change
 from detgen.models.gguf.configs import Said, gemma3n, gemma4, gpt_oss
@@ -47,13 +49,29 @@ GGUF_FAMILIES = {
     "gpt-oss": GgufFamily(gpt_oss, tokenized=True),
     "gemma3n": GgufFamily(gemma3n, tokenized=True),
     "gemma4": GgufFamily(gemma4, tokenized=True),
+    "falcon": GgufFamily(older.falcon, changes=older.by_heads),
+    "bloom": GgufFamily(older.bloom, changes=older.by_heads),
+    "mpt": GgufFamily(older.mpt),
+    "gptneox": GgufFamily(older.gptneox, changes=older.by_heads),
+    "starcoder": GgufFamily(older.starcoder),
+    "phi2": GgufFamily(longrope.phi2),
+    "phi3": GgufFamily(longrope.phi3),
+    "phimoe": GgufFamily(longrope.phimoe),
+    "minicpm": GgufFamily(longrope.minicpm, "llama"),
+    "minicpm3": GgufFamily(longrope.minicpm3),
     "gemma": GgufFamily(dense.gemma, "gemma2", tokenized=True),
     "granite": GgufFamily(dense.granite, "llama"),
     "smollm3": GgufFamily(dense.smollm3, "llama"),
     "olmo": GgufFamily(dense.olmo, "llama"),
     "olmo2": GgufFamily(dense.olmo2),
+    "chatglm": GgufFamily(dense.glm),
     "glm4": GgufFamily(dense.glm4),
     "mistral3": GgufFamily(dense.mistral3, "llama"),
+    "ernie4_5": GgufFamily(dense.ernie),
+    "command-r": GgufFamily(dense.cohere),
+    "jais2": GgufFamily(dense.jais2),
+    "qwen2vl": GgufFamily(dense.qwen2vl),
+    "qwen3vl": GgufFamily(dense.qwen3vl),
     "cohere2": GgufFamily(dense.cohere2),
     "exaone4": GgufFamily(dense.exaone4),
     "seed_oss": GgufFamily(dense.seed_oss),
@@ -62,10 +80,16 @@ GGUF_FAMILIES = {
     "granitemoe": GgufFamily(mixtures.granitemoe, "llama", mixtures.GRANITE_NAMES),
     "glm4moe": GgufFamily(mixtures.glm4moe, names=mixtures.CORRECTED),
     "deepseek2": GgufFamily(mixtures.deepseek2, names=mixtures.CORRECTED | mixtures.LATENT),
+    "mistral4": GgufFamily(mixtures.mistral4, names=mixtures.LATENT),
     "dots1": GgufFamily(mixtures.dots1, names=mixtures.CORRECTED),
     "hunyuan-moe": GgufFamily(mixtures.hunyuan_moe),
     "llama4": GgufFamily(mixtures.llama4),
     "olmoe": GgufFamily(mixtures.olmoe),
+    "qwen3vlmoe": GgufFamily(mixtures.qwen3vlmoe),
+    "ernie4_5-moe": GgufFamily(mixtures.ernie_moe, names=mixtures.ERNIE_NAMES, changes=mixtures.corrections),
+    "minimax-m2": GgufFamily(mixtures.minimax_m2, names=mixtures.MINIMAX_NAMES),
+    "afmoe": GgufFamily(mixtures.afmoe, names=mixtures.AFMOE_NAMES),
+    "exaone-moe": GgufFamily(mixtures.exaone_moe, names=mixtures.CORRECTED),
     "qwen35": GgufFamily(nets.qwen35, names=nets.DELTA_NAMES, changes=nets.tiled_nets),
     "qwen35moe": GgufFamily(nets.qwen35moe, names=nets.DELTA_NAMES, changes=nets.tiled_nets),
     "qwen3next": GgufFamily(nets.qwen3next, names=nets.DELTA_NAMES | nets.JOINED_NAMES, changes=nets.nets),

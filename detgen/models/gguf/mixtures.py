@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from detgen.models.gguf.changes import Change
 from detgen.models.gguf.configs import Said
-from detgen.models.gguf.dense import RMS, biased, common, granite_settings, rotary, stretched, usual
+from detgen.models.gguf.dense import (
+    EVERY,
+    RMS,
+    biased,
+    common,
+    granite_settings,
+    kinds_of,
+    rotary,
+    stretched,
+    take_images,
+    usual,
+)
 from detgen.models.gguf.header import Header
 
 if TYPE_CHECKING:
@@ -15,6 +28,7 @@ if TYPE_CHECKING:
 
 _SOFTMAX, _SIGMOID = 1, 2  # of scores
 _MAVERICK = 128  # experts of the Llama 4 that does not normalize queries and keys
+_GROWING = 0.1  # of Mistral 4's queries
 # Groups of experts, and how many of these are used, of DeepSeek V2 and V3 by how many experts there are: older files
 # say nothing of them.
 _GROUPS = {160: (8, 3), 256: (8, 4)}
@@ -26,6 +40,11 @@ LATENT: dict[str, tuple[str, int | None]] = {
     "attn_k_b.weight": ("self_attn.kv_b_proj.weight", 0),
     "attn_v_b.weight": ("self_attn.kv_b_proj.weight", 1),
 }
+ERNIE_NAMES: dict[str, tuple[str, int | None]] = {
+    "exp_probs_b.bias": ("mlp.gate.moe_statics.e_score_correction_bias", None)
+}
+AFMOE_NAMES: dict[str, tuple[str, int | None]] = {"exp_probs_b.bias": ("mlp.expert_bias", None)}
+MINIMAX_NAMES: dict[str, tuple[str, int | None]] = {"exp_probs_b.bias": ("mlp.e_score_correction_bias", None)}
 GRANITE_NAMES: dict[str, tuple[str, int | None]] = {
     "ffn_gate_inp.weight": ("block_sparse_moe.router.weight", None),
     "ffn_gate_shexp.weight": ("shared_mlp.input_linear.weight", 0),
@@ -80,10 +99,39 @@ def glm4moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def deepseek2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of DeepSeek V2 and V3 and of GLM-4.7 Flash, which is of the latter's kind; files have their heads in two ways."""
+    """Of DeepSeek V2 and V3, and of Kimi K2 and GLM-4.7 Flash, which are as V3 is; files have heads in two ways."""
     from transformers import DeepseekV2Config, DeepseekV3Config
 
     of.leave_out_foreseeing()
+    grouped = of.says("expert_group_count")
+    corrected = any(name.endswith("exp_probs_b.bias") for name in header.tensors)
+    made = _latent(of, header, kind=_SIGMOID if corrected else _SOFTMAX)
+    if not grouped and (groups := _GROUPS.get(made["n_routed_experts"])):
+        made |= dict(zip(("n_group", "topk_group"), groups, strict=True))
+    if corrected:
+        return DeepseekV3Config(**made)
+    if made["norm_topk_prob"]:  # which transformers has not for it
+        raise of.misunderstood("expert_weights_norm", made["norm_topk_prob"])
+    return DeepseekV2Config(**made, topk_method="greedy" if made["n_group"] == 1 else "group_limited_greedy")
+
+
+def mistral4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of Mistral 4, whose queries grow with positions, which files do not say."""
+    from transformers import Mistral4Config
+
+    made = _latent(of, header, kind=_SOFTMAX)
+    made["rope_parameters"]["llama_4_scaling_beta"] = _GROWING
+    return Mistral4Config(**made)
+
+
+def _latent(of: Said, header: Header, *, kind: int) -> dict[str, Any]:
+    """Heads as DeepSeek has them, and experts.
+
+    Args:
+        of: what the file says.
+        header: of the file.
+        kind: of experts' scores.
+    """
     made = common(of, header)
     heads, apart = made["num_attention_heads"], made["num_key_value_heads"] == 1
     rank, turned = of.take("attention.kv_lora_rank", int), of.take("rope.dimension_count", int)
@@ -94,15 +142,9 @@ def deepseek2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
         of.agree("attention.value_length", rank)
     elif made["num_key_value_heads"] != heads:
         raise of.misunderstood("attention.head_count_kv", made["num_key_value_heads"])
-    corrected = any(name.endswith("exp_probs_b.bias") for name in header.tensors)
-    kind = of.take("expert_gating_func", int, _SIGMOID if corrected else _SOFTMAX)
-    if kind != (_SIGMOID if corrected else _SOFTMAX):
-        raise of.misunderstood("expert_gating_func", kind)
-    grouped = of.says("expert_group_count")
-    experts = _routed(of, kind=kind)
-    if not grouped and (groups := _GROUPS.get(experts["n_routed_experts"])):
-        experts |= dict(zip(("n_group", "topk_group"), groups, strict=True))
-    made |= experts | {
+    return {
+        **made,
+        **_routed(of, kind=kind),
         "num_key_value_heads": heads,
         "intermediate_size": of.take("feed_forward_length", int),
         "rms_norm_eps": of.number(RMS),
@@ -114,11 +156,6 @@ def deepseek2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
         "rope_parameters": rotary(of, turned, multiplier=10.0),
         "attention_bias": biased(header, "attn_kv_a_mqa"),
     }
-    if kind == _SIGMOID:
-        return DeepseekV3Config(**made)
-    if made["norm_topk_prob"]:  # which transformers has not for it
-        raise of.misunderstood("expert_weights_norm", made["norm_topk_prob"])
-    return DeepseekV2Config(**made, topk_method="greedy" if made["n_group"] == 1 else "group_limited_greedy")
 
 
 def dots1(of: Said, header: Header, _: Path) -> PreTrainedConfig:
@@ -164,3 +201,89 @@ def olmoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
     experts, used = of.take("expert_count", int), of.take("expert_used_count", int)
     return OlmoeConfig(**usual(of, header, sized=False), num_experts=experts, num_experts_per_tok=used)
+
+
+def qwen3vlmoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of the text model of Qwen3-VL with experts."""
+    from transformers import Qwen3MoeConfig
+
+    take_images(of)
+    return Qwen3MoeConfig(
+        **usual(of, header),
+        num_experts=of.take("expert_count", int),
+        num_experts_per_tok=of.take("expert_used_count", int),
+        moe_intermediate_size=of.take("expert_feed_forward_length", int),
+        norm_topk_prob=True,
+    )
+
+
+def ernie_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of ERNIE 4.5 with experts."""
+    from transformers import Ernie4_5_MoeConfig
+
+    of.take("expert_shared_feed_forward_length", int, 0)  # of another size than the shared experts have
+    return Ernie4_5_MoeConfig(
+        **usual(of, header, sized=False),
+        use_bias=biased(header, "attn_q"),
+        moe_num_experts=of.take("expert_count", int),
+        moe_k=of.take("expert_used_count", int),
+        moe_intermediate_size=of.take("expert_feed_forward_length", int),
+        moe_num_shared_experts=of.take("expert_shared_count", int, 0),
+        moe_layer_start_index=of.take("leading_dense_block_count", int),
+        moe_layer_interval=of.take("interleave_moe_layer_step", int),
+    )
+
+
+def corrections(_: Any) -> Mapping[str, Change]:
+    """What becomes of the corrections of ERNIE's scores, which are those of one group there."""
+    return {"exp_probs_b.bias": Change(by="in one row")}
+
+
+def minimax_m2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of MiniMax M2."""
+    from transformers import MiniMaxM2Config
+
+    of.agree("expert_gating_func", _SIGMOID)
+    made = usual(of, header, partial(rotary, partly=True))
+    of.agree("expert_feed_forward_length", made["intermediate_size"])
+    experts, used = of.take("expert_count", int), of.take("expert_used_count", int)
+    return MiniMaxM2Config(**made, num_local_experts=experts, num_experts_per_tok=used)
+
+
+def afmoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of AFM with experts, as Trinity is, of whose layers every fourth sees all."""
+    from transformers import AfmoeConfig
+
+    of.agree("expert_gating_func", _SIGMOID)
+    if not of.take("expert_weights_norm", bool, True):
+        raise of.misunderstood("expert_weights_norm", False)
+    return AfmoeConfig(
+        **usual(of, header),
+        num_experts=of.take("expert_count", int),
+        num_experts_per_tok=of.take("expert_used_count", int),
+        num_shared_experts=of.take("expert_shared_count", int, 0),
+        moe_intermediate_size=of.take("expert_feed_forward_length", int),
+        num_dense_layers=of.take("leading_dense_block_count", int, 0),
+        route_scale=of.number("expert_weights_scale", 1.0),
+        sliding_window=of.take("attention.sliding_window", int),
+        global_attn_every_n_layers=EVERY,
+        mup_enabled=True,
+    )
+
+
+def exaone_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of K-EXAONE, without the layers that foresee tokens."""
+    from transformers import ExaoneMoeConfig
+
+    of.leave_out_foreseeing()
+    experts = _routed(of, kind=_SIGMOID)
+    shared = experts.pop("n_shared_experts")
+    of.agree("expert_shared_feed_forward_length", shared * experts["moe_intermediate_size"])
+    return ExaoneMoeConfig(
+        **usual(of, header),
+        **experts,
+        num_experts=experts.pop("n_routed_experts"),
+        num_shared_experts=shared,
+        sliding_window=of.take("attention.sliding_window", int),
+        layer_types=kinds_of(of.each("attention.sliding_window_pattern", bool)),
+    )

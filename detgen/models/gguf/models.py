@@ -17,10 +17,17 @@ import numpy as np
 
 from detgen.models.description import describe
 from detgen.models.gguf.changes import CHANGES, Change
-from detgen.models.gguf.configs import ELSE, FACTORS, LARGEST_GEMMAS, not_understood
+from detgen.models.gguf.configs import (
+    ELSE,
+    FACTORS,
+    LARGEST_GEMMAS,
+    LONG_FACTORS,
+    SHORT_FACTORS,
+    not_understood,
+)
 from detgen.models.gguf.families import GGUF_FAMILIES, config_of
 from detgen.models.gguf.header import Header
-from detgen.models.gguf.splits import BEGINS, take_texts, way_of
+from detgen.models.gguf.splits import BEGINS, MODEL, PREFIXED, begin_without_space, take_texts, way_of
 from detgen.models.gguf.tokenizer import own_tokenizer
 from detgen.models.stored import Below, Heads, Lying, Place, Reader, SideBySide, turned, whole, without_weights
 from detgen.program.arrays import FLOAT32, floats
@@ -47,16 +54,21 @@ _LEFT_OUT = {
 # Of rotary embeddings, by the kind of layers that have them, where there are several.
 _BASES = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
 _CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is loaded
-# Architectures whose joined queries, keys and values lie in another order there, or whose experts' corrections are not
-# taken over.
-_OTHERWISE = {"bloom", "falcon", "minimax-m2"}
 _CORRECTIONS = "e_score_correction_bias", "expert_bias"  # of experts' scores: buffers, of which a file has the numbers
+# Architectures whose pieces and spaces are those of another one.
+_TOKENIZED_AS = {
+    "gemma3n": "gemma3",
+    **dict.fromkeys(("phimoe", "minicpm", "minicpm3", "ernie4_5", "ernie4_5-moe"), "phi3"),
+}
 _COLUMNS = "columns"  # what follows a tensor's name where an order is of its columns
 # Texts of the tokens that end a sequence, of which a file has one, by its architecture.
 _ENDS = {
     "gpt-oss": ("<|return|>", "<|call|>", "<|endoftext|>"),
     "gemma4": ("<eos>", "<turn|>", "<|tool_response>"),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), ("<|im_end|>", "<|endoftext|>")),
+    **dict.fromkeys(("phi3", "phimoe"), ("<|end|>", "<|im_end|>", "<|endoftext|>")),
+    **dict.fromkeys(("minicpm", "minicpm3"), ("</s>", "<|im_end|>")),
+    **dict.fromkeys(("chatglm", "glm4", "glm4moe"), ("<|endoftext|>", "<|user|>", "<|observation|>")),
 }
 
 
@@ -76,9 +88,11 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
     # By itself, so that no file beside it has a say.
     with TemporaryDirectory() as folder, quick_gguf():
         (Path(folder) / "model.gguf").symlink_to(path.resolve())
-        _know_gemma(header)
+        _know_spaces(header)
         made = TokenizersBackend if config is not None else AutoTokenizer
         tokenizer = made.from_pretrained(folder, gguf_file="model.gguf")
+        if _begins_at_once(header):
+            begin_without_space(tokenizer.backend_tokenizer)
         if way is not None:
             take_texts(tokenizer.backend_tokenizer, way)
             if way.begins and BEGINS not in header.settings:
@@ -94,19 +108,25 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
     return config, tokenizer
 
 
-def _know_gemma(header: Header) -> None:
-    """Have transformers make the tokenizer of Gemma 3n as it makes that of Gemma 3; it would take it for Llama's.
+def _begins_at_once(header: Header) -> bool:
+    """Whether a file says that no space comes before a text, and transformers would put one there."""
+    like_llama = header.settings.get(MODEL) == "llama" and not header.architecture.startswith("gemma")
+    return like_llama and header.settings.get(PREFIXED) is False
+
+
+def _know_spaces(header: Header) -> None:
+    """Have transformers make tokenizers as it makes those of the families whose they are; it would take Llama's.
 
     Raises:
-        ValueError: if it does not know that, either.
+        ValueError: if it does not know those, either.
     """
-    if header.architecture != "gemma3n":
+    if (same := _TOKENIZED_AS.get(header.architecture)) is None:
         return
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_SENTENCEPIECE_BUILDERS as BUILDERS
     except ImportError:
         raise ValueError(f"this version of transformers makes no tokenizer of such GGUF files; {ELSE}") from None
-    BUILDERS.setdefault("gemma3n", BUILDERS["gemma3"])
+    BUILDERS.setdefault(header.architecture, BUILDERS[same])
 
 
 def _complete(config: Any, header: Header) -> None:
@@ -165,7 +185,7 @@ def empty_model(
     from detgen.models.gguf.names import Names
 
     model = without_weights(config, FLOAT32)
-    if describe(model) is None or header.architecture in _OTHERWISE:
+    if describe(model) is None:
         raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {ELSE}")
     family = GGUF_FAMILIES.get(header.architecture)
     ways = header.architecture if family is None else family.like
@@ -173,6 +193,8 @@ def empty_model(
     names = Names(model, processor, header)
     changes = {} if family is None else family.changes(config)
     wanted, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    # By factors that the configuration has.
+    stretched = "long_factor" in (getattr(config, "rope_parameters", None) or {})
     places: dict[str, Lying] = {}
     found: set[str] = set()  # of buffers
     joined: dict[str, dict[int, Place]] = defaultdict(dict)
@@ -182,7 +204,7 @@ def empty_model(
             if header.architecture != "gemma4":  # whose configuration says what they are
                 _divide_frequencies(model, whole(place.read()))
             continue
-        if names.are_unread(tensor):
+        if names.are_unread(tensor) or (stretched and tensor in (SHORT_FACTORS, LONG_FACTORS)):
             continue
         name, part = names.of(tensor)
         if name is not None and name in buffers:

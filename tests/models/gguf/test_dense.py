@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-import torch
 import transformers as hf
 from helpers.examples import usual
 from helpers.families import LATENT, MULTIPLIED
 from helpers.gguf_files import bits_of, check_same, loaded, plain_tokenizer, write_vocabulary, written
+from helpers.gguf_models import Model, check_kept, check_stored, made_of, tensors_of, told
 from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -43,59 +41,6 @@ ROUTED: dict[str, Any] = {
     **{**SIZES, "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1},
     **{"first_k_dense_replace": 1, "routed_scaling_factor": 2.4, "n_group": 3, "topk_group": 2},
 }
-KEYS = {  # what settings are called, and what configurations call them
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.value_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.layer_norm_epsilon": "layer_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling logit_scale",
-    "attention.q_lora_rank": "q_lora_rank",
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "expert_count": "n_routed_experts num_local_experts num_experts",
-    "expert_used_count": "num_experts_per_tok moe_topk",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_intermediate_size",
-    "expert_shared_count": "n_shared_experts",
-    "expert_weights_scale": "routed_scaling_factor",
-    "expert_weights_norm": "norm_topk_prob",
-    "expert_group_count": "n_group",
-    "expert_group_used_count": "topk_group",
-    "leading_dense_block_count": "first_k_dense_replace",
-    "interleave_moe_layer_step": "interleave_moe_layer_step",
-    "rope.freq_base": "rope_theta",
-    "rope.scaling.factor": "factor",
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
-    "rope.scaling.yarn_beta_fast": "beta_fast",
-    "rope.scaling.yarn_beta_slow": "beta_slow",
-    "attention.temperature_scale": "llama_4_scaling_beta",
-}
-
-
-class Model(NamedTuple):
-    """A model of a family.
-
-    Attributes:
-        kind: llama.cpp's architecture.
-        config: its configuration.
-        others: settings besides `KEYS`, or instead of them.
-        in_turns: whether files have side by side what queries and keys rotate together.
-    """
-
-    kind: str
-    config: Callable[[], Any]
-    others: Mapping[str, Any] = {}
-    in_turns: bool = False
 
 
 def latent(keys: int, multiplier: float | None = None) -> dict[str, Any]:
@@ -214,6 +159,80 @@ MODELS = {
         ),
     ),
     "seed_oss": Model("seed_oss", lambda: hf.SeedOssConfig(**SIZES, head_dim=18, attention_out_bias=True)),
+    "ernie4_5": Model("ernie4_5", lambda: hf.Ernie4_5Config(**SIZES, head_dim=18, use_bias=True)),
+    "ernie4_5_moe": Model(
+        "ernie4_5-moe",
+        lambda: hf.Ernie4_5_MoeConfig(
+            **{**FOUR, "moe_num_experts": 6, "moe_k": 3, "moe_num_shared_experts": 2, "moe_intermediate_size": 32},
+            **{"moe_layer_start_index": 1, "moe_layer_interval": 2},
+        ),
+        {"expert_shared_feed_forward_length": 48},
+    ),
+    "command-r": Model(
+        "command-r",
+        lambda: hf.CohereConfig(**SIZES, logit_scale=0.3, use_qk_norm=True),
+        {"rope.scaling.type": "none"},
+    ),
+    "jais2": Model("jais2", lambda: hf.Jais2Config(**SIZES, head_dim=18), {"rope.dimension_count": 18}),
+    "glm": Model(
+        "chatglm", lambda: hf.GlmConfig(**SIZES, head_dim=20), {"rope.dimension_count": 10, "vocab_size": None}
+    ),
+    "qwen2vl": Model("qwen2vl", lambda: hf.Qwen2Config(**SIZES), {"rope.dimension_sections": [2, 3, 3, 0]}),
+    "qwen3vl": Model(
+        "qwen3vl",
+        lambda: hf.Qwen3Config(**SIZES, head_dim=18),
+        {"rope.dimension_sections": [3, 3, 3, 0], "n_deepstack_layers": 3},
+    ),
+    "qwen3vlmoe": Model(
+        "qwen3vlmoe",
+        lambda: hf.Qwen3MoeConfig(
+            **{**SIZES, "head_dim": 18, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
+            norm_topk_prob=True,
+        ),
+        {"rope.dimension_sections": [3, 3, 3, 0], "n_deepstack_layers": 3, "expert_weights_norm": None},
+    ),
+    "solar_open": Model(
+        "glm4moe",
+        lambda: hf.SolarOpenConfig(**ROUTED | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1}, head_dim=18),
+        {"rope.dimension_count": 18, "expert_gating_func": 2},
+    ),
+    "mistral4": Model(
+        "mistral4",
+        lambda: hf.Mistral4Config(
+            **{**ROUTED, **LATENT},
+            rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        ),
+        {**latent(LATENT_KEYS, 0.1), "rope.scaling.type": "yarn", "attention.temperature_scale": None},
+        fused=True,
+    ),
+    "minimax_m2": Model(
+        "minimax-m2",
+        lambda: hf.MiniMaxM2Config(
+            **{**SIZES, "head_dim": 20, "num_local_experts": 6, "num_experts_per_tok": 3},
+            rope_parameters={"rope_type": "default", "rope_theta": 5e3, "partial_rotary_factor": 0.5},
+        ),
+        {"rope.dimension_count": 10, "expert_feed_forward_length": 96, "expert_gating_func": 2},
+    ),
+    "afmoe": Model(
+        "afmoe",
+        lambda: hf.AfmoeConfig(
+            **{**FOUR, "head_dim": 18, "num_experts": 6, "num_shared_experts": 2, "num_experts_per_tok": 3},
+            **{"moe_intermediate_size": 32, "num_dense_layers": 1, "sliding_window": 20, "route_scale": 2.4},
+            mup_enabled=True,
+        ),
+        {"rope.dimension_count": 18, "expert_weights_norm": True},
+    ),
+    "exaone_moe": Model(
+        "exaone-moe",
+        lambda: hf.ExaoneMoeConfig(
+            **{**ROUTED, "head_dim": 18, "num_experts": 6, "num_shared_experts": 2, "norm_topk_prob": True},
+            **{"sliding_window": 20, "layer_types": MIXED},
+        ),
+        {
+            **{**PATTERN, "expert_gating_func": 2, "expert_shared_feed_forward_length": 64},
+            **{"nextn_predict_layers": 0, "rope.scaling.type": "none", "expert_shared_count": 2},
+        },
+    ),
     "arcee": Model("arcee", lambda: hf.ArceeConfig(**SIZES, head_dim=18, mlp_bias=True), in_turns=True),
     "dots1": Model(
         "dots1",
@@ -248,79 +267,9 @@ MODELS = {
 SOME = ("gemma3n", "granitemoeshared", "olmo3", "glm4moe", "deepseek_v2", "hunyuan", "llama4")
 
 
-def told(model: Model) -> dict[str, Any]:
-    """What llama.cpp's converter writes of a configuration."""
-    config = model.config()
-    rope = config.rope_parameters
-    known = {**config.to_dict(), **rope.get("full_attention", rope)}
-    found = {key: [known[n] for n in names.split() if known.get(n) is not None] for key, names in KEYS.items()}
-    return {key: values[0] for key, values in found.items() if values} | dict(model.others)
-
-
-def tensors_of(folder: Path, model: Model) -> Iterator[tuple[str, np.ndarray]]:
-    """What llama.cpp's converter makes of the tensors."""
-    whole = AutoModelForCausalLM.from_pretrained(folder)
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == model.kind)
-    names = gguf.get_tensor_name_map(kind, whole.config.num_hidden_layers)
-    state = whole.state_dict()
-    for stack in ("altup_projections", "altup_unembed_projections"):
-        if stacked := [state.pop(name).numpy() for name in sorted(state) if f".{stack}." in name]:
-            state[f"model.{stack}.weight"] = torch.from_numpy(np.stack(stacked))
-    for name, tensor in state.items():
-        if name == "lm_head.weight" and whole.config.tie_word_embeddings:
-            continue
-        for part, numbers in parts_of(name, tensor.numpy(), whole, in_turns=model.in_turns):
-            told_as = part if part.endswith((".weight", ".bias")) else f"{part}.weight"
-            yield names.get_name(told_as, try_suffixes=(".weight", ".bias")) or part, numbers
-
-
-def parts_of(name: str, numbers: np.ndarray, whole: Any, *, in_turns: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """A parameter as a file has it: names that the tables know, or those of the file."""
-    block, (path, _, last) = f"blk.{name.split('.')[2]}" if ".layers." in name else "", name.rpartition(".")
-    if last in ("gate_up_proj", "down_proj"):
-        if path.endswith("feed_forward.experts"):  # of Llama 4
-            numbers = numbers.swapaxes(1, 2)
-        if last == "down_proj":
-            yield f"{block}.ffn_down_exps.weight", numbers
-        else:
-            yield from zip(
-                (f"{block}.ffn_{one}_exps.weight" for one in ("gate", "up")), np.split(numbers, 2, 1), strict=True
-            )
-    elif name.endswith("shared_mlp.input_linear.weight"):
-        yield from zip((f"{block}.ffn_{one}_shexp.weight" for one in ("gate", "up")), np.split(numbers, 2), strict=True)
-    elif name.endswith(".router.weight") and "feed_forward" not in name:
-        yield f"{block}.ffn_gate_inp.weight", numbers
-    elif last == "e_score_correction_bias":
-        yield f"{block}.exp_probs_b.bias", numbers
-    elif name.endswith("kv_b_proj.weight"):
-        heads, keys = whole.config.num_attention_heads, whole.config.qk_nope_head_dim
-        both = numbers.reshape(heads, -1, numbers.shape[-1])
-        yield f"{block}.attn_k_b.weight", both[:, :keys].swapaxes(1, 2)
-        yield f"{block}.attn_v_b.weight", both[:, keys:]
-    elif in_turns and path.endswith(("q_proj", "k_proj")):
-        size = getattr(whole.config, "head_dim", None) or numbers.shape[-1] // whole.config.num_attention_heads
-        size = size if numbers.ndim > 1 else whole.model.layers[0].self_attn.head_dim
-        yield name, numbers.reshape(-1, 2, size // 2, *numbers.shape[1:]).swapaxes(1, 2).reshape(numbers.shape)
-    else:
-        yield name, numbers
-
-
-def made(
-    name: str,
-    folder: Path,
-    path: Path,
-    others: Mapping[str, Any] | None = None,
-    more: Mapping[str, np.ndarray | None] | None = None,
-    *,
-    pre: str = "gpt-2",
-    **how: Any,
-) -> Path:
-    """A GGUF file of a folder, with other settings and more tensors, or fewer, for None; see `written`."""
-    model, more = MODELS[name], more or {}
-    tensors = {**dict(tensors_of(folder, model)), **more}
-    there = [(tensor, numbers) for tensor, numbers in tensors.items() if numbers is not None]
-    vocabulary = partial(write_vocabulary, folder, pre=pre)
-    return written(path, model.kind, told(model) | dict(others or {}), there, vocabulary, **how)
+def made(name: str, *args: Any, **how: Any) -> Path:
+    """A GGUF file of a folder of a family; see `made_of`."""
+    return made_of(MODELS[name], *args, **how)
 
 
 @pytest.fixture(scope="module")
@@ -338,15 +287,8 @@ def test_the_second_start_gives_the_same(
     name: str, folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is kept has where parts of a weight lie, orders of rows, and corrections of scores."""
-    path = made(name, folders(name), tmp_path / "model.gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    first = load_model(path, path.name, "auto", "none", role="target")
-    wanted = bits_of(first)
-    second = load_model(path, path.name, "auto", "none", role="target")
-    assert (first.own, second.own is not None) == (None, True)
-    assert same_bits(bits_of(second), wanted)
-    for text in ("def  x1234\n\n", "\u00e9 \u4e2d\u6587<|end|>"):
-        assert second.tokenizer(text).input_ids == first.tokenizer(text).input_ids
+    check_kept(made(name, folders(name), tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -359,15 +301,7 @@ def test_the_second_start_gives_the_same(
 def test_stored_weights_stand_for_their_numbers(
     name: str, kinds: tuple[str, ...], folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    def kind_of(tensor: str) -> str:
-        return kinds[zlib.crc32(tensor.encode()) % len(kinds)]
-
-    paths = [
-        made(name, folders(name), tmp_path / f"{widened}.gguf", kind_of=kind_of, widened=widened)
-        for widened in (False, True)
-    ]
-    file, same = map(loaded, paths)
-    assert same_bits(bits_of(file), bits_of(same))
+    check_stored(MODELS[name], folders(name), tmp_path, kinds)
 
 
 def test_older_files_of_deepseek_have_all_heads(folders: Callable[[str], Path], tmp_path: Path) -> None:

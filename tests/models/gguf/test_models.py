@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -20,7 +21,6 @@ import pytest
 import torch
 import transformers as hf
 from helpers.commands import invoke
-from helpers.families import DESCRIBED, ROWS
 from helpers.gguf_files import bits_of, loaded, made, plain_model, plain_tokenizer
 from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
@@ -35,9 +35,9 @@ from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.quantizing import Quantized
 from detgen.machine import CPU
 from detgen.models.folders import model_files
-from detgen.models.gguf.header import check_gguf, read_header
+from detgen.models.gguf.header import Header, check_gguf, read_header
 from detgen.models.gguf.kinds import NAMED
-from detgen.models.gguf.models import empty_model
+from detgen.models.gguf.models import ends
 from detgen.models.gguf.quickly import QuickReader, quick_gguf
 from detgen.models.loading import load_model, load_tokenizer
 from detgen.models.stored import Place, whole
@@ -445,13 +445,13 @@ def test_what_is_wrong_is_said_in_one_line(file: Path, tmp_path: Path, what: str
 
 
 @pytest.mark.parametrize(
-    ("architecture", "family"), [("bloom", "bloom"), ("falcon", "falcon_11b"), ("minimax-m2", "minimax_m2")]
+    ("architecture", "text"),
+    [("phi3", "<|end|>"), ("phimoe", "<|end|>"), ("minicpm3", "<|im_end|>"), ("glm4moe", "<|observation|>")],
 )
-def test_files_that_have_weights_in_another_order(file: Path, architecture: str, family: str) -> None:
-    """Their families run whole, but not by what such a file says."""
-    header = read_header(file, "other")._replace(architecture=architecture)
-    with pytest.raises(ValueError, match=f"architecture {architecture} are not read here"):
-        empty_model((DESCRIBED | ROWS)[family](), header, file)
+def test_ends_that_files_do_not_say(architecture: str, text: str) -> None:
+    """Those of a family's checkpoints; others' texts are no ends."""
+    tokenizer = SimpleNamespace(eos_token_id=1, get_vocab=lambda: {text: 2, "<|eot_id|>": 3})
+    assert ends(Header(architecture, {}, {}, {}), tokenizer) == {1, 2}
 
 
 def test_settings_that_are_not_understood(folder: Path, tmp_path: Path) -> None:

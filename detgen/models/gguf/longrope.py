@@ -1,0 +1,154 @@
+"""Configurations of families that LongRoPE may stretch, Phi and MiniCPM; see `detgen/models/gguf/dense.py`."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from detgen.models.gguf.configs import LONG_FACTORS, SHORT_FACTORS, Said, numbers_of
+from detgen.models.gguf.dense import RMS, biased, common, rotary, usual
+from detgen.models.gguf.header import Header
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_BASE = 256  # hidden size by which MiniCPM's logits are measured, where a file does not say it
+_EMBEDDED, _DEEP = 12.0, 1.4  # what its embeddings are multiplied by, and by layers what its layers add, likewise
+_AMPLITUDE = 1.243163121016122  # of Phi-MoE's rotary embedding, whatever a file says: its checkpoints' own
+
+
+def _factors(of: Said, header: Header, path: Path) -> dict[str, list[float]]:
+    """LongRoPE's factors, by what configurations call them; none if a file has none.
+
+    Raises:
+        ValueError: if one list of them is missing, or the file says that something else is done.
+    """
+    if LONG_FACTORS not in header.tensors:
+        return {}
+    of.agree("rope.scaling.type", "longrope")
+    each = {"short_factor": SHORT_FACTORS, "long_factor": LONG_FACTORS}
+    return {key: numbers_of(header, path, name).tolist() for key, name in each.items()}
+
+
+def _stretch(rope: dict[str, Any], factors: dict[str, list[float]], turned: int, original: int) -> dict[str, Any]:
+    """A rotary embedding that factors stretch, if there are any.
+
+    Args:
+        rope: without them.
+        factors: of frequencies.
+        turned: entries of a head that rotate.
+        original: positions before.
+
+    Raises:
+        ValueError: if these are not as many as frequencies.
+    """
+    for key, numbers in factors.items():
+        if len(numbers) != turned // 2:
+            raise ValueError(
+                f"the weights do not fit its settings: {len(numbers)} of {key} for {turned // 2} frequencies"
+            )
+    if not factors:
+        return rope
+    return rope | factors | {"rope_type": "longrope", "original_max_position_embeddings": original}
+
+
+def _phi(of: Said, header: Header, path: Path) -> tuple[dict[str, Any], int, float | None]:
+    """What Phi-3 and Phi-MoE have.
+
+    Returns:
+        Settings; positions before the stretch; and what LongRoPE multiplies by, if it is not what its paper says.
+    """
+    factors = _factors(of, header, path)
+    made = usual(of, header, partial(rotary, partly=True), sized=False)
+    made["sliding_window"] = of.take("attention.sliding_window", int, 0) or None
+    positions, rope = made["max_position_embeddings"], made["rope_parameters"]
+    original = of.take("rope.scaling.original_context_length", int, positions)
+    size = made["hidden_size"] // made["num_attention_heads"]
+    made["rope_parameters"] = _stretch(rope, factors, int(size * rope["partial_rotary_factor"]), original)
+    if not factors:
+        return made, original, None
+    stretch = positions / original
+    paper = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    said = of.number("rope.scaling.attn_factor", paper)
+    return made, original, None if np.float32(said) == np.float32(paper) else said
+
+
+def phi3(of: Said, header: Header, path: Path) -> PreTrainedConfig:
+    """Of Phi-3, 3.5 and 4."""
+    from transformers import Phi3Config
+
+    made, original, factor = _phi(of, header, path)
+    if factor is not None:
+        made["rope_parameters"]["attention_factor"] = factor
+    return Phi3Config(**made, original_max_position_embeddings=original)
+
+
+def phimoe(of: Said, header: Header, path: Path) -> PreTrainedConfig:
+    """Of Phi-MoE."""
+    from transformers import PhimoeConfig
+
+    made, _, factor = _phi(of, header, path)
+    if factor is not None:
+        raise of.misunderstood("rope.scaling.attn_factor", factor)
+    if made["rope_parameters"]["rope_type"] == "longrope":
+        made["rope_parameters"] |= dict.fromkeys(("short_mscale", "long_mscale"), _AMPLITUDE)
+    return PhimoeConfig(
+        **made,
+        num_local_experts=of.take("expert_count", int),
+        num_experts_per_tok=of.take("expert_used_count", int),
+        attention_bias=biased(header, "attn_q"),
+        lm_head_bias="output.bias" in header.tensors,
+    )
+
+
+def phi2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of Phi-1 to 2."""
+    from transformers import PhiConfig
+
+    return PhiConfig(**usual(of, header, partial(rotary, partly=True), sized=False, norms="layer_norm_eps"))
+
+
+def minicpm(of: Said, header: Header, path: Path) -> PreTrainedConfig:
+    """Of MiniCPM, which transformers does not have, and which computes what Granite does."""
+    from transformers import GraniteConfig
+
+    factors = _factors(of, header, path)
+    made = usual(of, header, sized=False)
+    hidden: int = made["hidden_size"]
+    size = hidden // made["num_attention_heads"]
+    made["rope_parameters"] = _stretch(made["rope_parameters"], factors, size, made["max_position_embeddings"])
+    return GraniteConfig(
+        **made,
+        attention_multiplier=size**-0.5,
+        embedding_multiplier=of.number("embedding_scale", _EMBEDDED),
+        residual_multiplier=of.number("residual_scale", _DEEP / math.sqrt(of.layers)),
+        logits_scaling=of.number("logit_scale", hidden / _BASE),
+    )
+
+
+def minicpm3(of: Said, header: Header, path: Path) -> PreTrainedConfig:
+    """Of MiniCPM 3, whose files do not say by what it multiplies."""
+    from transformers import MiniCPM3Config
+
+    factors = _factors(of, header, path)
+    made = common(of, header)
+    if (keys := made["num_key_value_heads"]) != made["num_attention_heads"]:
+        raise of.misunderstood("attention.head_count_kv", keys)
+    turned, size = of.take("rope.dimension_count", int), of.take("attention.key_length", int)
+    return MiniCPM3Config(
+        **made,
+        intermediate_size=of.take("feed_forward_length", int),
+        rms_norm_eps=of.number(RMS),
+        q_lora_rank=of.take("attention.q_lora_rank", int, 0) or None,
+        kv_lora_rank=of.take("attention.kv_lora_rank", int),
+        qk_rope_head_dim=turned,
+        qk_nope_head_dim=size - turned,
+        scale_emb=_EMBEDDED,
+        scale_depth=_DEEP,
+        dim_model_base=_BASE,
+        rope_parameters=_stretch(rotary(of, turned), factors, turned, made["max_position_embeddings"]),
+    )
