@@ -26,10 +26,7 @@ _NEOX_20B = 44  # layers of the GPT-NeoX with another activation, whatever a fil
 def by_heads(config: Any) -> Mapping[str, Change]:
     """What becomes of queries, keys and values: each key head has its queries, its key and its value."""
     heads: int = config.num_attention_heads
-    size = config.hidden_size // heads
-    keys = heads
-    if config.model_type == "falcon":
-        keys = config.num_kv_heads if config.new_decoder_architecture else 1 if config.multi_query else heads
+    keys, size = getattr(config, "num_kv_heads", heads), config.hidden_size // heads
     queries, *others = np.split(np.arange((heads + 2 * keys) * size), [heads * size, (heads + keys) * size])
     rows = np.concatenate([part.reshape(keys, -1) for part in (queries, *others)], 1).ravel()
     return {f"attn_qkv.{kind}": Change(rows) for kind in ("weight", "bias")}
