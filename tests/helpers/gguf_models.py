@@ -41,7 +41,7 @@ KEYS = {  # what settings are called, and what configurations call them
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_intermediate_size",
     "expert_shared_count": "n_shared_experts num_shared_experts moe_num_shared_experts",
-    "expert_weights_scale": "routed_scaling_factor route_scale",
+    "expert_weights_scale": "routed_scaling_factor route_scale router_scaling_factor",
     "expert_weights_norm": "norm_topk_prob",
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
@@ -66,6 +66,7 @@ class Model(NamedTuple):
         in_turns: whether files have side by side what queries and keys rotate together.
         fused: whether experts' gates and what they open are in one tensor.
         more: tensors that no parameter is.
+        tables: the architecture that calls tensors the same, where the gguf package does not know that one.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Model(NamedTuple):
     in_turns: bool = False
     fused: bool = False
     more: Mapping[str, np.ndarray] = {}
+    tables: str = ""
 
 
 def told(model: Model) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def told(model: Model) -> dict[str, Any]:
 def tensors_of(folder: Path, model: Model) -> Iterator[tuple[str, np.ndarray]]:
     """What llama.cpp's converter makes of the tensors."""
     whole = auto_class(model.config()).from_pretrained(folder)
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == model.kind)
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == (model.tables or model.kind))
     names = gguf.get_tensor_name_map(kind, whole.config.num_hidden_layers)
     state = whole.state_dict()
     for stack in ("altup_projections", "altup_unembed_projections"):
@@ -98,7 +100,7 @@ def tensors_of(folder: Path, model: Model) -> Iterator[tuple[str, np.ndarray]]:
         if name == "lm_head.weight" and whole.config.tie_word_embeddings:
             continue
         for part, numbers in parts_of(name, tensor.numpy(), whole, model):
-            told_as = part if part.endswith((".weight", ".bias")) else f"{part}.weight"
+            told_as = part if part.endswith((".weight", ".bias", "_b")) else f"{part}.weight"
             known = (told_as, told_as.removeprefix("transformer."))  # which files of Bloom are made without
             found = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in known)
             yield next(filter(None, found), part), numbers
@@ -123,7 +125,7 @@ def parts_of(name: str, numbers: np.ndarray, whole: Any, model: Model) -> Iterat
     elif name.endswith(".router.weight") and "feed_forward" not in name:
         yield f"{block}.ffn_gate_inp.weight", numbers
     elif last in ("e_score_correction_bias", "expert_bias"):
-        yield f"{block}.exp_probs_b.bias", numbers.ravel()
+        yield f"{block}.exp_probs_b" + ".bias" * (model.kind != "hy_v3"), numbers.ravel()
     elif path.endswith("query_key_value"):
         yield name, apart(numbers, whole.config)
     elif name.endswith("kv_b_proj.weight") and "attention.value_length_mla" in model.others:

@@ -296,28 +296,6 @@ def jais2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
     return Jais2Config(**usual(of, header, norms="layer_norm_eps"))
 
 
-def take_images(of: Said) -> None:
-    """Take how a model with images splits its rotary embedding between positions, which are one for texts."""
-    of.take("rope.dimension_sections", tuple)
-    of.take("n_deepstack_layers", int, 0)  # which get more of images
-
-
-def qwen2vl(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of the text model of Qwen2-VL and Qwen2.5-VL."""
-    from transformers import Qwen2Config
-
-    take_images(of)
-    return Qwen2Config(**usual(of, header, sized=False))
-
-
-def qwen3vl(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of the text model of Qwen3-VL."""
-    from transformers import Qwen3Config
-
-    take_images(of)
-    return Qwen3Config(**usual(of, header))
-
-
 def gemma(of: Said, header: Header, _: Path) -> PreTrainedConfig:
     """Of the first Gemma."""
     from transformers import GemmaConfig

@@ -16,7 +16,9 @@ from detgen.models.gguf import mambas as mambas
 from detgen.models.gguf import mixtures as mixtures
 from detgen.models.gguf import nets as nets
 from detgen.models.gguf import older as older
+from detgen.models.gguf import routed as routed
 from detgen.models.gguf import scans as scans
+from detgen.models.gguf import texts as texts
 from detgen.models.gguf.changes import Change
 from detgen.models.gguf.configs import Said, gemma3n, gemma4, gpt_oss
 from detgen.models.gguf.header import Header
@@ -36,6 +38,7 @@ class GgufFamily(NamedTuple):
             nothing, or something else.
         changes: makes, of the configuration, what becomes of tensors, by such names; of one with parts, by its own.
         tokenized: whether transformers makes a byte-level tokenizer, as it does all others.
+        tables: the architecture whose tables say what tensors are called, where the gguf package has none of its own.
     """
 
     make: Callable[[Said, Header, Path], PreTrainedConfig]
@@ -43,6 +46,7 @@ class GgufFamily(NamedTuple):
     names: Mapping[str, tuple[str, int | None]] = MappingProxyType({})
     changes: Callable[[Any], Mapping[str, Change]] = lambda _: {}
     tokenized: bool = False
+    tables: str = ""
 
 
 GGUF_FAMILIES = {
@@ -70,26 +74,29 @@ GGUF_FAMILIES = {
     "ernie4_5": GgufFamily(dense.ernie),
     "command-r": GgufFamily(dense.cohere),
     "jais2": GgufFamily(dense.jais2),
-    "qwen2vl": GgufFamily(dense.qwen2vl),
-    "qwen3vl": GgufFamily(dense.qwen3vl),
+    "qwen2vl": GgufFamily(texts.qwen2vl),
+    "qwen3vl": GgufFamily(texts.qwen3vl),
     "cohere2": GgufFamily(dense.cohere2),
     "exaone4": GgufFamily(dense.exaone4),
     "seed_oss": GgufFamily(dense.seed_oss),
     "arcee": GgufFamily(dense.arcee, "llama"),
     "hunyuan-dense": GgufFamily(dense.hunyuan),
     "granitemoe": GgufFamily(mixtures.granitemoe, "llama", mixtures.GRANITE_NAMES),
-    "glm4moe": GgufFamily(mixtures.glm4moe, names=mixtures.CORRECTED),
-    "deepseek2": GgufFamily(mixtures.deepseek2, names=mixtures.CORRECTED | mixtures.LATENT),
-    "mistral4": GgufFamily(mixtures.mistral4, names=mixtures.LATENT),
-    "dots1": GgufFamily(mixtures.dots1, names=mixtures.CORRECTED),
+    "glm4moe": GgufFamily(routed.glm4moe, names=routed.CORRECTED),
+    "deepseek2": GgufFamily(routed.deepseek2, names=routed.CORRECTED | routed.LATENT),
+    "mistral4": GgufFamily(routed.mistral4, names=routed.LATENT),
+    "dots1": GgufFamily(routed.dots1, names=routed.CORRECTED),
     "hunyuan-moe": GgufFamily(mixtures.hunyuan_moe),
     "llama4": GgufFamily(mixtures.llama4),
     "olmoe": GgufFamily(mixtures.olmoe),
-    "qwen3vlmoe": GgufFamily(mixtures.qwen3vlmoe),
+    "qwen3vlmoe": GgufFamily(texts.qwen3vlmoe),
     "ernie4_5-moe": GgufFamily(mixtures.ernie_moe, names=mixtures.ERNIE_NAMES, changes=mixtures.corrections),
     "minimax-m2": GgufFamily(mixtures.minimax_m2, names=mixtures.MINIMAX_NAMES),
-    "afmoe": GgufFamily(mixtures.afmoe, names=mixtures.AFMOE_NAMES),
-    "exaone-moe": GgufFamily(mixtures.exaone_moe, names=mixtures.CORRECTED),
+    "afmoe": GgufFamily(routed.afmoe, names=routed.AFMOE_NAMES),
+    "exaone-moe": GgufFamily(routed.exaone_moe, names=routed.CORRECTED),
+    "hy_v3": GgufFamily(routed.hy_v3, names=routed.HY_NAMES, tables="dots1"),
+    "mellum": GgufFamily(mixtures.mellum, tables="qwen3moe"),
+    "cohere2moe": GgufFamily(routed.cohere2_moe, tables="deepseek2"),
     "qwen35": GgufFamily(nets.qwen35, names=nets.DELTA_NAMES, changes=nets.tiled_nets),
     "qwen35moe": GgufFamily(nets.qwen35moe, names=nets.DELTA_NAMES, changes=nets.tiled_nets),
     "qwen3next": GgufFamily(nets.qwen3next, names=nets.DELTA_NAMES | nets.JOINED_NAMES, changes=nets.nets),

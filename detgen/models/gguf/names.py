@@ -41,7 +41,7 @@ class Names:
 
         config, self._gemma4 = model.config, header.architecture == "gemma4"
         family = GGUF_FAMILIES.get(header.architecture)
-        kind = None if family is None else header.architecture
+        kind = None if family is None else family.tables or header.architecture
         self._named = {} if family is None else family.names
         with quick_gguf():
             self._known = get_gguf_hf_weights_map(model, processor, {"mixtral": "llama"}.get(config.model_type, kind))

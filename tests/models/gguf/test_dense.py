@@ -233,6 +233,45 @@ MODELS = {
             **{"nextn_predict_layers": 0, "rope.scaling.type": "none", "expert_shared_count": 2},
         },
     ),
+    "hy_v3": Model(
+        "hy_v3",
+        lambda: hf.HYV3Config(
+            **{**FOUR, "head_dim": 18, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
+            **{"num_shared_experts": 2, "router_scaling_factor": 2.5},
+        ),
+        {
+            **{"expert_shared_feed_forward_length": 64, "expert_weights_norm": True, "expert_gating_func": 2},
+            **{"expert_shared_count": None, "nextn_predict_layers": 1, "block_count": 5},
+        },
+        tables="dots1",
+    ),
+    "mellum": Model(
+        "mellum",
+        lambda: hf.MellumConfig(
+            **{**SIZES, "head_dim": 18, "num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
+            **{"sliding_window": 20, "layer_types": MIXED},
+            rope_parameters={
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        ),
+        {**PATTERN, "rope.scaling.type": "yarn", "rope.freq_base_swa": 500.0, "expert_weights_norm": None},
+        tables="qwen3moe",
+    ),
+    "cohere2_moe": Model(
+        "cohere2moe",
+        lambda: hf.Cohere2MoeConfig(
+            **{**SIZES, "head_dim": 18, "sliding_window": 20, "layer_types": MIXED, "logit_scale": 0.3},
+            **{"num_experts": 6, "num_experts_per_tok": 3, "num_shared_experts": 2, "norm_topk_prob": False},
+            **{"expert_selection_fn": "sigmoid", "prefix_dense_intermediate_size": 72},
+            mlp_layer_types=["dense", "sparse", "sparse"],
+        ),
+        {
+            **{**PATTERN, "expert_gating_func": 2, "feed_forward_length": 72, "expert_feed_forward_length": 96},
+            **{"expert_shared_feed_forward_length": 192, "leading_dense_block_count": 1, "rope.scaling.type": "none"},
+        },
+        tables="deepseek2",
+    ),
     "arcee": Model("arcee", lambda: hf.ArceeConfig(**SIZES, head_dim=18, mlp_bias=True), in_turns=True),
     "dots1": Model(
         "dots1",
