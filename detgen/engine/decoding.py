@@ -194,7 +194,7 @@ class Decoding:
         if self.committing.plain(choosing):
             tokens, results, broken = self._target.chain(first, lengths, ends, later)
         else:
-            choices = self.committing.choices(WantedRows.of(choosing))
+            choices = self.committing.choices(WantedRows.of(choosing), goes_on=True)
             tokens, results, broken = self._target.sample(first, lengths, choices, ends, later)
         windows = reads.joined(Windows(slots, choosing.starts, lengths, lengths, tokens))
         return Ran(windows, results, broken, chained=True)

@@ -25,7 +25,7 @@ from detgen.engine.verification import judge, log_columns
 from detgen.kernels.input_batch import Windows
 from detgen.kernels.logprobs import Judged, Scores, judge_rows, most_likely, of_tokens
 from detgen.kernels.pass_cost import PassCost
-from detgen.kernels.penalties import Adjustment
+from detgen.kernels.penalties import Adjustment, Growing
 from detgen.kernels.sampling import Choices, choose
 from detgen.program.arrays import Array, array
 from detgen.runner.kv_cache import KVCache
@@ -248,19 +248,23 @@ class OutputProcessor:
             else:
                 self._scheduler.share(slot)
 
-    def choices(self, rows: WantedRows) -> Choices:
-        """How the token after each row is chosen."""
+    def choices(self, rows: WantedRows, *, goes_on: bool = False) -> Choices:
+        """How the token after each row is chosen; `goes_on`: those of the passes behind it in one call, too."""
         live, slots = self._scheduler.live, rows.slots[rows.owner]
         adjustments: list[Adjustment | None] | None = None
-        if (live.adjusted & live.busy)[rows.slots].any():
+        growing: list[Growing | None] | None = None
+        adjusted = (live.adjusted & live.busy)[rows.slots].any()
+        if adjusted and goes_on:
+            growing = [live[slot].growing() for slot in slots.tolist()]
+        elif adjusted:
             adjustments = []
             for slot, first, count in zip(rows.slots.tolist(), rows.firsts.tolist(), rows.counts.tolist(), strict=True):
                 draft = rows.drafted[first : first + count - 1].tolist()
                 adjustments += [live[slot].adjustment(i, draft) if slot in live else None for i in range(count)]
         position = (live.length[slots] - live.prompt[slots] + rows.depth).astype(np.uint64)
         how = {name: values[slots] for name, values in live.how.items()}
-        likely = live.likely[slots]
-        return Choices(**how, position=position, adjustments=adjustments, likely=likely if likely.any() else None)
+        likely = live.likely[slots] if live.likely[slots].any() else None
+        return Choices(**how, position=position, adjustments=adjustments, growing=growing, likely=likely)
 
     def _sound(self, rows: WantedRows, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
         """How many tokens of each window are committed, int64 [windows], stop strings and broken rows considered.

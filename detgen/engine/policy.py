@@ -89,8 +89,9 @@ class Policy:
         chaining = self._passes.chaining
         assert chaining is not None, "it may chain"
         kept = chaining.kept
-        final = not kept or self._passes.rewinds  # what is likely may not stand
-        return final and not live.adjusted[slots].any() and len(slots) * most * kept <= _LOGITS
+        if not kept:  # what is chosen stands, and penalties count it
+            return not live.formed[slots].any()
+        return self._passes.rewinds and not live.adjusted[slots].any() and len(slots) * most * kept <= _LOGITS
 
     def undrafted(self, live: RunningBatch) -> bool:
         """Whether there is no drafter, or nothing to draft for: unverified requests are never drafted for."""

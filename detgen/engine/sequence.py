@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from detgen.engine.request import NOT_FINITE, FinishReason, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import DraftCounts
 from detgen.engine.structure import Masks, Structure
-from detgen.kernels.penalties import Adjuster, Adjustment, Penalties
+from detgen.kernels.penalties import Adjuster, Adjustment, Growing, Penalties
 from detgen.kernels.sampling import Choice
 
 if TYPE_CHECKING:
@@ -151,6 +151,10 @@ class Sequence:
         if self._adjuster is None:
             return None
         return self._adjuster.after([*self.tokens[self.prompt_length :], *draft[:ahead]])
+
+    def growing(self) -> Growing | None:
+        """How its next tokens are adjusted, where its text may be any; None if they are not."""
+        return None if self._adjuster is None else self._adjuster.growing(self.tokens[self.prompt_length :])
 
     def forced(self, most: int) -> list[int]:
         """The next tokens that are the only ones that may come, at most so many; none if its text has no form."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -175,6 +175,24 @@ def reference(
     return found
 
 
+class Growing(NamedTuple):
+    """How the rows of one sample are adjusted, one after the other, as its completion grows by what is chosen.
+
+    Attributes:
+        ids: see `Adjustment`, as of the first row.
+        terms: likewise.
+        counts: float32 [n], how often the completion has each.
+        penalties: of the request.
+        left: rows before which it is shorter than `min_tokens`.
+    """
+
+    ids: np.ndarray
+    terms: np.ndarray
+    counts: np.ndarray
+    penalties: Penalties
+    left: int
+
+
 class Adjuster:
     """Makes the adjustments of one sample's rows.
 
@@ -232,6 +250,13 @@ class Adjuster:
         terms[3] = present * np.float32(penalties.presence)
         terms[4] = self._most[:n] if early else np.inf
         return Adjustment(self._ids[:n].copy(), terms, mask)
+
+    def growing(self, completion: list[int]) -> Growing:
+        """How the logits of the tokens behind `completion` are adjusted, where its text may be any."""
+        made = self.after(completion)
+        ids, terms = (_NO_IDS, _NO_TERMS) if made is None else (made.ids, made.terms)
+        left = self._penalties.min_tokens - len(completion)
+        return Growing(ids, terms, self._counts[: len(ids)].copy(), self._penalties, left)
 
     def _places(self, tokens: Iterable[int]) -> list[int]:
         return [self._place[token] for token in tokens]

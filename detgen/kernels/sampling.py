@@ -22,7 +22,7 @@ from detgen.kernels.allowed import best_allowed
 from detgen.kernels.filters import floor_of, kept, leading, sample_plain, scaled, words_of
 from detgen.kernels.logprobs import has_kernels
 from detgen.kernels.noise import gumbel
-from detgen.kernels.penalties import Adjustment, adjusted, adjusted_row
+from detgen.kernels.penalties import Adjustment, Growing, adjusted, adjusted_row
 from detgen.params import PARAMETERS, SamplingParams
 from detgen.program.arrays import Array, array, tensor
 
@@ -103,12 +103,14 @@ class Choices(_Arrays):
     """How to choose the tokens of many rows: what `Choice` has, as arrays with an entry a row (`ARRAYS`).
 
     `adjustments` are None if there is none in any row. `likely`, int64 [rows], are how many of the most likely tokens
-    are wanted, too; None for none of any.
+    are wanted, too; None for none of any. For passes in one call, in which sequences go on with what they choose,
+    `growing` takes the place of `adjustments`.
     """
 
     sample: np.ndarray
     position: np.ndarray
     adjustments: Sequence[Adjustment | None] | None = None
+    growing: Sequence[Growing | None] | None = None
     likely: np.ndarray | None = None
 
     if TYPE_CHECKING:

@@ -55,19 +55,23 @@ def requests_of(prompts: list[tuple[int, int, SamplingParams]]) -> list[Request]
 
 
 def drawn(draw: random.Random) -> list[Request]:
-    """Requests of every kind; in few lists is one that has its passes made one by one."""
-    odd = draw.choice([{}] * 4 + [{"logprobs": 2}, {"frequency_penalty": 0.5}, {"guided_regex": "[a-z ]{9}"}])
+    """Requests of every kind; in few lists is one with a form, whose passes are made one by one."""
+    odd = draw.choice([{}] * 3 + [{"logprobs": 2}, {"guided_regex": "[a-z ]{9}"}])
+    penalized = draw.choice([0.0, 0.0, 0.5, 1.0])
     count = draw.randint(1, 12)
     made = [
         SamplingParams(
-            max_tokens=draw.randint(1, 40),
+            max_tokens=(most := draw.randint(1, 40)),
             ignore_eos=draw.random() < 0.5,
-            min_tokens=draw.choice([0, 0, 1]),
+            min_tokens=min(draw.choice([0, 0, 1, 6]), most),
             stop=draw.choice([(), (), (), ("\n",), ("self", "return")]),
             temperature=draw.choice([0.0, 0.8, 1.5]),
             top_p=draw.choice([1.0, 0.9]),
             seed=draw.getrandbits(63),
             deterministic=draw.random() < 0.8,
+            repetition_penalty=draw.choice([1.0, 1.3]) if (counts := draw.random() < penalized) else 1.0,
+            frequency_penalty=draw.choice([0.0, 0.5]) if counts else 0.0,
+            logit_bias=draw.choice([{}, {32: 2.5, 101: -100.0}]) if counts else {},
             **(odd if i == count // 2 else {}),
         )
         for i in range(count)

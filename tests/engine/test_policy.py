@@ -146,7 +146,11 @@ def test_what_can_be_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.may_foresee(live, np.array([0, 2]), 4)
     assert not found.may_foresee(live, np.array([0, 1]), 4)
     assert not policy(NoDrafter(), rewinds=False).may_foresee(live, np.array([0]), 1)  # of a target that keeps states
-    assert policy(NoDrafter(), kept=0, rewinds=False).may_foresee(live, np.array([0, 2]), 400)  # what is chosen stands
+    formed = live_of({}, {"guided_regex": "a"})
+    formed.formed[1] = True
+    stands = policy(NoDrafter(), kept=0, rewinds=False)  # what is chosen, and penalties count it
+    assert stands.may_foresee(live, np.array([0, 1, 2]), 400)
+    assert not stands.may_foresee(formed, np.array([0, 1]), 4)
     monkeypatch.setattr(module, "_LOGITS", 2 * 4 * 100)
     assert found.may_foresee(live, np.array([0, 2]), 4)
     assert not found.may_foresee(live, np.array([0, 2]), 5)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ import torch
 from detgen import Engine
 from detgen.engine.sequence import Sequence
 from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.penalties import Adjustment
 from detgen.kernels.triton import triton_decoder
 from detgen.kernels.triton.replaying import Calls
+from detgen.kernels.triton.row_reading import Lists
 from detgen.kernels.triton.sampling_kernels import choose_reference
 from detgen.kernels.triton.triton_decoder import TritonDecoder
 from detgen.machine import CPU
@@ -61,6 +64,15 @@ class Entries:
         self.found[seq.request.id, seq.sample] = np.asarray(keys).tobytes(), np.asarray(values).tobytes()
 
 
+def _chosen(logits: torch.Tensor, choices: Any, most: int = 0, lists: Lists | None = None) -> torch.Tensor:
+    """What kernels would choose, by the functions of a CPU."""
+    if lists is not None:
+        parts = [slice(*bound) for bound in lists.bounds.tolist()]
+        told = [(lists.ids[part].numpy().astype(np.int64), lists.terms[:, part].numpy()) for part in parts]
+        choices = replace(choices, adjustments=[Adjustment(ids[ids >= 0], terms[:, ids >= 0]) for ids, terms in told])
+    return choose_reference(logits, choices, most)
+
+
 @contextmanager
 def foreseeing(engine: Engine) -> Iterator[list[int]]:
     """An engine's passes are such inside the block; the numbers that each call brings back, call by call."""
@@ -72,7 +84,7 @@ def foreseeing(engine: Engine) -> Iterator[list[int]]:
         return fetched(x)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_decoder, "choose_by", choose_reference)
+        patch.setattr(triton_decoder, "choose_by", _chosen)
         patch.setattr(triton_decoder, "fetched", told)
         patch.setattr(engine.canonical, "decoder", Foreseeing(own))
         yield waits

@@ -84,7 +84,7 @@ def _cut(top_p, total):
 def _weigh(
     logits,
     copies,
-    starts,
+    bounds,
     table,
     best,
     counts,
@@ -101,7 +101,7 @@ def _weigh(
     row, section = tl.program_id(0).to(tl.int64), tl.program_id(1)
     peak = peak_of(best, row, sections, SECTIONS)
     if sampled(table, rows, row, peak) & divided(table, rows, row, vocabulary):
-        source = source_of(logits, copies, starts, row, stride, vocabulary, ADJUSTS)
+        source = source_of(logits, copies, bounds, row, stride, vocabulary, ADJUSTS)
         at = section * SECTION + tl.arange(0, SECTION)
         x = tl.load(source + at, mask=at < vocabulary, other=float("-inf"))
         bucket = tl.where(at < vocabulary, _bucket(x, best, row, sections, SECTIONS, BUCKETS), BUCKETS)
@@ -141,7 +141,7 @@ def _span(counts, masses, table, rows, row, vocabulary, sections, SECTIONS: tl.c
 def _list(
     logits,
     copies,
-    starts,
+    bounds,
     table,
     best,
     counts,
@@ -164,7 +164,7 @@ def _list(
         place = (row * sections + others[:, None]) * BUCKETS + j[None, :]
         earlier = (others < section)[:, None] & ((j >= first) & (j <= last))[None, :]
         before = tl.sum(tl.sum(tl.load(counts + place, mask=earlier, other=0), 1), 0)
-        source = source_of(logits, copies, starts, row, stride, vocabulary, ADJUSTS)
+        source = source_of(logits, copies, bounds, row, stride, vocabulary, ADJUSTS)
         at = section * SECTION + tl.arange(0, SECTION)
         x = tl.load(source + at, mask=at < vocabulary, other=float("-inf"))
         bucket = _bucket(x, best, row, sections, SECTIONS, BUCKETS)
@@ -229,7 +229,7 @@ def _fitting(mass, room, most):
 def _settle(
     logits,
     copies,
-    starts,
+    bounds,
     table,
     best,
     counts,
@@ -252,7 +252,7 @@ def _settle(
         _, _, counted, weighed, size, total = _span(
             counts, masses, table, rows, row, vocabulary, sections, SECTIONS, BUCKETS
         )
-        source = source_of(logits, copies, starts, row, stride, vocabulary, ADJUSTS)
+        source = source_of(logits, copies, bounds, row, stride, vocabulary, ADJUSTS)
         listed = lists + row * vocabulary
         lowest, highest = tl.full((TILE,), 2147483647, tl.int32), tl.full((TILE,), -2147483648, tl.int32)
         for start in range(0, size, TILE):
@@ -308,7 +308,7 @@ def boundaries(logits: torch.Tensor, table: torch.Tensor, found: Read) -> torch.
     lists = torch.empty(rows, vocabulary, dtype=torch.int32, device=logits.device)
     cuts = torch.empty(rows, 2, dtype=torch.int64, device=logits.device)
     adjusts = found.copies is not logits
-    given = logits, found.copies, found.starts, table, found.best, counts, masses
+    given = logits, found.copies, found.bounds, table, found.best, counts, masses
     shape = logits.stride(0), rows, vocabulary, sections
     _weigh[(rows, sections)](*given, *shape, adjusts, SECTION, above(sections), BUCKETS, **OPTIONS)
     _list[(rows, sections)](*given, lists, *shape, adjusts, SECTION, above(sections), BUCKETS, **OPTIONS)

@@ -55,11 +55,11 @@ def sampled(table, rows, row, peak):
 
 
 @triton.jit
-def source_of(logits, copies, starts, row, stride, vocabulary, ADJUSTS: tl.constexpr):
+def source_of(logits, copies, bounds, row, stride, vocabulary, ADJUSTS: tl.constexpr):
     """Where a row's logits are, as they are adjusted."""
     source = logits + row * stride
     if ADJUSTS:  # noqa: SIM102 (known when this is compiled, as the other is not)
-        if tl.load(starts + row) < tl.load(starts + row + 1):
+        if tl.load(bounds + 2 * row) < tl.load(bounds + 2 * row + 1):
             source = copies + row * vocabulary
     return source
 
@@ -72,12 +72,12 @@ class Lists(NamedTuple):
     """The adjustments of all rows.
 
     Attributes:
-        starts: int64 [rows + 1]: the entries of a row are those from its start to the next row's.
+        bounds: int64 [rows, 2], where the entries of each begin and end.
         ids: int32 [entries]; those that the rows do not have are left out, since a draft model may have fewer.
         terms: float32 [5, entries], see `Adjustment`.
     """
 
-    starts: torch.Tensor
+    bounds: torch.Tensor
     ids: torch.Tensor
     terms: torch.Tensor
 
@@ -86,10 +86,10 @@ class Lists(NamedTuple):
         """From one a row, None of rows to which nothing is done."""
         lists = [None if a is None else a.listed() for a in adjustments]
         some = [a for a in lists if a is not None]
-        starts = np.cumsum([0, *(0 if a is None else len(a[0]) for a in lists)])
+        ends = np.cumsum([0, *(0 if a is None else len(a[0]) for a in lists)])
         ids = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in some)]).astype(np.int32)
         terms = np.concatenate([np.zeros((5, 0), np.float32), *(terms for _, terms in some)], 1)
-        return cls(*map(torch.from_numpy, (starts, ids, terms)))
+        return cls(*map(torch.from_numpy, (np.stack([ends[:-1], ends[1:]], 1), ids, terms)))
 
     def to(self, device: torch.device | str) -> Lists:
         """The same on a device."""
@@ -108,7 +108,7 @@ class Read(NamedTuple):
         broken: int32 [rows, sections], whether some logit is NaN.
         copies: float32 [rows, vocabulary], the logits of adjusted rows as they are adjusted; the logits themselves if
             none are.
-        starts: those of the adjustments.
+        bounds: those of the adjustments.
     """
 
     tops: torch.Tensor
@@ -118,16 +118,16 @@ class Read(NamedTuple):
     seconds: torch.Tensor
     broken: torch.Tensor
     copies: torch.Tensor
-    starts: torch.Tensor
+    bounds: torch.Tensor
 
 
 @triton.jit
-def _adjusted(x, at, there, row, source, copy, starts, ids, terms, entries, low, high, MANY: tl.constexpr):
+def _adjusted(x, at, there, row, source, copy, bounds, ids, terms, entries, low, high, MANY: tl.constexpr):
     """The entries `low` to `high` of a row after its adjustment, one rounding a step: see `penalties.reference`.
 
     The copy is written before the entries that change, and those before it is read: barriers are between them.
     """
-    first, last = tl.load(starts + row), tl.load(starts + row + 1)
+    first, last = tl.load(bounds + 2 * row), tl.load(bounds + 2 * row + 1)
     if first < last:
         tl.store(copy + at, x, mask=there)
         tl.debug_barrier()
@@ -151,7 +151,7 @@ def _adjusted(x, at, there, row, source, copy, starts, ids, terms, entries, low,
 def _read(
     logits,
     copies,
-    starts,
+    bounds,
     ids,
     terms,
     tops,
@@ -193,7 +193,7 @@ def _read(
     if ADJUSTS:
         low, high = section * SECTION, tl.minimum((section + 1) * SECTION, vocabulary)
         copy = copies + row * vocabulary
-        x = _adjusted(x, at, there, row, source, copy, starts, ids, terms, entries, low, high, MANY)
+        x = _adjusted(x, at, there, row, source, copy, bounds, ids, terms, entries, low, high, MANY)
     none = x != x
     x = tl.where(none, float("-inf"), x)
     most = tl.max(x, 0)
@@ -239,11 +239,11 @@ def read(logits: torch.Tensor, lists: Lists | None) -> Read:
         *(made(blocks, torch.float32), made(blocks, torch.float32), made(sections, torch.float32)),
         *(made(sections, torch.int32), made(sections, torch.float32), made(sections, torch.int32)),
         logits if lists is None else made(vocabulary, torch.float32),
-        logits if lists is None else lists.starts,
+        logits if lists is None else lists.bounds,
     )
     ids, terms, entries = (logits, logits, 0) if lists is None else (lists.ids, lists.terms, len(lists.ids))
     _read[(rows, sections)](
-        *(logits, found.copies, found.starts, ids, terms),
+        *(logits, found.copies, found.bounds, ids, terms),
         *(found.tops, found.totals, found.best, found.places, found.seconds, found.broken),
         *(logits.stride(0), entries, vocabulary, sections, blocks, lists is not None, SECTION, _MANY),
         **OPTIONS,

@@ -74,7 +74,7 @@ def _scores(x, kept, word, peak, temperature, floor):
 def _score(
     logits,
     copies,
-    starts,
+    bounds,
     table,
     best,
     places,
@@ -110,7 +110,7 @@ def _score(
         first = tl.min(tl.where(known == tl.max(known, 0), at, SECTIONS), 0)
         least = tl.max(tl.where(at == first, float("-inf"), known), 0)
 
-        source = source_of(logits, copies, starts, row, stride, vocabulary, ADJUSTS)
+        source = source_of(logits, copies, bounds, row, stride, vocabulary, ADJUSTS)
         top, second = tl.full((), float("-inf"), tl.float64), tl.full((), float("-inf"), tl.float64)
         leader = vocabulary
         sifts = (temperature >= 1e-3) & (temperature <= 1e6)  # else float32 may overflow
@@ -247,7 +247,7 @@ def choose(logits: torch.Tensor, asked: Asked | None = None, most: int = 0) -> t
         leading, following = torch.empty(2, rows, sections, dtype=torch.float64, device=logits.device)
         leaders = torch.empty_like(found.places)
         _score[(rows, sections)](
-            *(logits, found.copies, found.starts, table, found.best, found.places, cut),
+            *(logits, found.copies, found.bounds, table, found.best, found.places, cut),
             *(leading, leaders, following, logits.stride(0), rows, vocabulary, sections),
             *(lists is not None, cuts, SECTION, above(sections), min(_TILE, SECTION)),
             **OPTIONS,
@@ -264,10 +264,18 @@ def choose(logits: torch.Tensor, asked: Asked | None = None, most: int = 0) -> t
     return out if counts is None or not most else torch.cat([out, likely(logits, found, counts, most)], 1)
 
 
-def choose_by(logits: torch.Tensor, choices: Choices | None, most: int = 0) -> torch.Tensor:
-    """What `choose` finds; `choices` are those of the rows, None if all take their best logit."""
+def choose_by(logits: torch.Tensor, choices: Choices | None, most: int = 0, lists: Lists | None = None) -> torch.Tensor:
+    """What `choose` finds.
+
+    Args:
+        logits: see there, like `most`.
+        choices: those of the rows; None if all take their best logit.
+        most: see there.
+        lists: their adjustments, if these are on the device already.
+    """
     with on(logits.device):
-        return choose(logits, None if choices is None else Asked.of(choices).to(logits.device), most)
+        asked = None if choices is None else Asked.of(choices).to(logits.device)
+        return choose(logits, asked if asked is None or lists is None else asked._replace(lists=lists), most)
 
 
 def choose_reference(logits: torch.Tensor, choices: Choices | None, most: int = 0) -> torch.Tensor:

@@ -21,6 +21,7 @@ from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.program_decoder import ProgramDecoder, Programs
 from detgen.kernels.sampling import Choices
+from detgen.kernels.triton.growing_lists import GrowingLists
 from detgen.kernels.triton.launching import fetched, on, send, sent, versions
 from detgen.kernels.triton.replaying import Replaying
 from detgen.kernels.triton.runner import TritonRunner
@@ -253,7 +254,10 @@ class TritonDecoder(ProgramDecoder):
         `theres` are the sequences that choose in each pass, int64 [n], ascending, so that those that begin there come
         last. A pass is packed while the one before it runs.
         """
-        begins, most = batch.choosing[1], 0 if choices is None else choices.most
+        begins, most, grown = batch.choosing[1], 0 if choices is None else choices.most, None
+        if choices is not None and choices.growing is not None:
+            passes_of = np.bincount(np.concatenate(theres), minlength=len(choices))
+            grown = GrowingLists.of(choices.growing, passes_of, self._device)
         passes, found, flags = [batch], [], []
         chosen = torch.empty(0, dtype=torch.int64, device=self._device)
         for step, there in enumerate(theres):
@@ -264,11 +268,11 @@ class TritonDecoder(ProgramDecoder):
                 passes.append(batch.after(step, goes))
             buffers = self._run(passes[-1], None, chosen)
             if len(there):
-                how = None
+                how, depth = None, step - begins[there]
                 if choices is not None:
-                    depth = (step - begins[there]).astype(np.uint64)
-                    how = replace(choices.take(there), position=choices.position[there] + depth)
-                packed = choose_by(buffers.results[: len(there)], how, most)
+                    how = replace(choices.take(there), position=choices.position[there] + depth.astype(np.uint64))
+                lists = None if grown is None else grown.after(there, depth, chosen)
+                packed = choose_by(buffers.results[: len(there)], how, most, lists)
                 chosen = packed[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
                 found.append(packed)
             flags.append(buffers.broken[: len(passes[-1].ids)].clone())

@@ -21,6 +21,7 @@ from detgen.kernels.triton import (
     core_linear,
     filter_kernels,
     given_logprobs,
+    growing_lists,
     launching,
     likely_tokens,
     linear,
@@ -221,6 +222,11 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         sampling_kernels._choose,
         [FLOAT, LONG, FLOAT, FLOAT, FLOAT, INT, FLOAT, INT, DOUBLE, INT, DOUBLE, INT, *["i32"] * 5],
         [True, SECTIONS, sampling_kernels.BROKEN],
+    ),
+    "grow": (
+        growing_lists._grow,
+        [INT, FLOAT, FLOAT, LONG, LONG, LONG, LONG, FLOAT, "i32", "i32"],
+        [growing_lists._MANY],
     ),
     "likely: sections": (
         likely_tokens._of_sections,

@@ -24,7 +24,7 @@ SIZES = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 4096,
 }  # fmt: skip
-CASES = "plain", "small memory", "stops", "not finite", "log-probabilities"
+CASES = "plain", "small memory", "stops", "not finite", "log-probabilities", "penalties"
 
 _COUNT = 7
 
@@ -39,7 +39,7 @@ def pair(random_model: Callable[..., Path]) -> tuple[Engine, Engine]:
     return engine, Engine(target=folder, drafter="none", kv_memory=1 << 20)
 
 
-def requests(*, logprobs: bool = False, stop: tuple[int, ...] = ()) -> list[Request]:
+def requests(*, logprobs: bool = False, penalty: float = 0.0, stop: tuple[int, ...] = ()) -> list[Request]:
     """Greedy and sampled, short and long, some that begin alike, of several lengths."""
     start = tuple(100 + 3 * i for i in range(70))
     return [
@@ -49,6 +49,7 @@ def requests(*, logprobs: bool = False, stop: tuple[int, ...] = ()) -> list[Requ
             params=SamplingParams(
                 max_tokens=1 + 4 * i % 9, temperature=0.9 * (i % 3 > 0), top_p=0.95 if i % 2 else 1.0, seed=i,
                 ignore_eos=True, stop_token_ids=stop, logprobs=2 if logprobs and i == 2 else None,
+                frequency_penalty=penalty * (i % 3), repetition_penalty=1 + penalty * (i % 2), min_tokens=i % 2,
             ),
         )
         for i in range(_COUNT)
@@ -87,10 +88,15 @@ def test_it_has_the_bits_of_a_cpu(pair: tuple[Engine, Engine], case: str, monkey
     stop = ()
     if case == "stops":
         stop = tuple({c.token_ids[-2] for c in by_c.generate(requests()) if len(c.token_ids) > 3})
-    found = []
+    found, asks = [], {"logprobs": case == "log-probabilities", "penalty": 0.7 if case == "penalties" else 0.0}
     for engine in (by_triton, by_c):
         with engine.canonical.decoder.breaking(100 + 3 * 30) if case == "not finite" else nullcontext():
-            found.append(said(engine, requests(logprobs=case == "log-probabilities", stop=stop)))
+            found.append(
+                said(
+                    engine,
+                    requests(**asks, stop=stop),
+                )
+            )
     assert found[0] == found[1]
     errors = [key for key, told in found[0].items() if told[3]]
     assert bool(errors) == (case == "not finite")
