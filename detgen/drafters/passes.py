@@ -75,7 +75,7 @@ class PassDrafter(Drafter):
             some, limits = [seqs[i] for i in going], [lengths[i] for i in going]
             reads = [self._reads(seq) for seq in some]
             choices = [seq.choice() for seq in some]
-            if self._foreseeable(reads, choices):
+            if self._foreseeable(some, reads, choices):
                 found = self._at_once(some, limits, reads, choices)
             else:
                 found = self._stepwise(some, limits, reads)
@@ -83,21 +83,22 @@ class PassDrafter(Drafter):
                 drafts[i] = draft
         return [Draft(draft, self.name) for draft in drafts]
 
-    def _foreseeable(self, reads: list[Window], choices: list[Choice]) -> bool:
-        """Whether one call can make several passes: nothing but the logits decides."""
+    def _foreseeable(self, seqs: list[Drafting], reads: list[Window], choices: list[Choice]) -> bool:
+        """Whether one call can make several passes: nothing but the logits decides, or penalties that it counts."""
         chaining = self.runner.chaining
         if not self.runner.rewinds or chaining is None or chaining.outputs != self._vocabulary:
             return False
-        plain = all(choice.adjustment is None for choice in choices)
-        return plain and sum(len(read.tokens) for read in reads) <= MOST_ROWS
+        adjusted = [seq for seq, choice in zip(seqs, choices, strict=True) if choice.adjustment is not None]
+        known = not adjusted or (not chaining.kept and all(seq.structure is None for seq in adjusted))
+        return known and sum(len(read.tokens) for read in reads) <= MOST_ROWS
 
     def _at_once(
         self, seqs: list[Drafting], lengths: list[int], reads: list[Window], choices: list[Choice]
     ) -> list[list[int]]:
         """All drafts in one call."""
-        wanted = np.array(lengths, np.int64)
-        if any(choice.temperature for choice in choices):
-            written = self.runner.draft(Windows.of(reads), wanted, choices)
+        wanted, growing = np.array(lengths, np.int64), [seq.growing() for seq in seqs]
+        if any(choice.temperature for choice in choices) or any(growing):
+            written = self.runner.draft(Windows.of(reads), wanted, choices, growing)
         else:
             _, scores, _ = self.runner.chain(Windows.of(reads), wanted)
             written = [tokens.tolist() for tokens in np.split(scores.tokens, wanted.cumsum()[:-1])]

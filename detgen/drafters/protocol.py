@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from detgen.kernels.penalties import Growing
 from detgen.kernels.sampling import Choice
 
 
@@ -41,6 +42,10 @@ class Drafting(Protocol):
 
     def forced(self, most: int) -> list[int]:
         """The next tokens that are the only ones that may come, at most so many."""
+        ...
+
+    def growing(self) -> Growing | None:
+        """How its next tokens are adjusted, where its text may be any; None if they are not."""
         ...
 
     def choice(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Choice:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
 import numpy as np
@@ -18,6 +19,7 @@ from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import MOST_ROWS, Ends, InputBatch, Window, Windows, pack
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.pass_cost import PassCost, attention_area
+from detgen.kernels.penalties import Growing
 from detgen.kernels.sampling import Choice, Choices
 from detgen.program.arrays import Array
 from detgen.runner.kv_cache import KVCache
@@ -227,10 +229,16 @@ class ModelRunner:
         chosen, rows, broken = self._chained(batch, lengths, lambda of: of.sample(batch, lengths, choices, ends))
         return _read(batch, lengths, chosen), rows, broken
 
-    def draft(self, windows: Windows, lengths: np.ndarray, choices: Sequence[Choice]) -> list[list[int]]:
-        """What each sequence is likely to choose next; arguments as those of `sample`."""
-        batch = self.pack(windows)
-        return self._chained(batch, lengths, lambda of: of.draft(batch, lengths, Choices.of(choices)))
+    def draft(
+        self,
+        windows: Windows,
+        lengths: np.ndarray,
+        choices: Sequence[Choice],
+        growing: Sequence[Growing | None] | None = None,
+    ) -> list[list[int]]:
+        """What each sequence is likely to choose next; arguments as those of `sample`, with its adjustments apart."""
+        batch, how = self.pack(windows), replace(Choices.of(choices), adjustments=None, growing=growing)
+        return self._chained(batch, lengths, lambda of: of.draft(batch, lengths, how))
 
     def _chained(self, batch: InputBatch, lengths: np.ndarray, call: Callable[[Chaining], _Found]) -> _Found:
         """What a call that runs several passes gives; all that ran are counted."""

@@ -38,7 +38,7 @@ class PredictablePasses:
 
     def __init__(self, chains: bool) -> None:
         self.rewinds = True
-        self.chaining = SimpleNamespace(outputs=VOCABULARY) if chains else None
+        self.chaining = SimpleNamespace(outputs=VOCABULARY, kept=VOCABULARY) if chains else None
         self.pages = BlockManager(400)
         for slot in range(16):
             self.pages.take(slot, 0)
@@ -115,6 +115,9 @@ class Draftable:
 
     def choice(self, ahead: int = 0, draft: Any = ()) -> Choice:
         return Choice()
+
+    def growing(self) -> None:
+        return None
 
     must: list[int] = field(default_factory=list)
 

@@ -33,6 +33,9 @@ class Sample:
     ending: frozenset[int] = frozenset()
     structure: object | None = None
 
+    def growing(self) -> None:
+        return None
+
     def choice(self, ahead: int = 0, draft: Any = ()) -> Choice:
         return Choice()
 

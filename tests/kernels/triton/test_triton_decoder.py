@@ -28,7 +28,8 @@ from detgen.kernels.c.quantizing import MADE, PAIRED, Form
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Ends, Window, Windows
 from detgen.kernels.logprobs import Scores
-from detgen.kernels.sampling import Choice, Choices
+from detgen.kernels.penalties import Adjuster, Penalties
+from detgen.kernels.sampling import Choice, Choices, choose
 from detgen.kernels.triton.replaying import replaying
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
 from detgen.kernels.triton.triton_decoder import TritonDecoder
@@ -374,6 +375,22 @@ def test_drafts_are_launched_likewise(forward: ModelRunner) -> None:
     with forward.decoder.breaking(drafts[0][1]):  # a draft ends where logits are not finite
         cut, _ = forward.draft(windows, np.array([3, 2]), choices)
     assert cut == drafts[0][: drafts[0].index(drafts[0][1]) + 1]
+
+
+def test_drafts_count_what_they_draft(forward: ModelRunner) -> None:
+    """As an adjuster does token by token."""
+    penalties = Penalties(repetition=1.5, frequency=60.0, bias=((9, 50.0),))  # one token comes at once, and not again
+    adjuster, at, read, wanted = Adjuster(penalties, [5, 6]), 0, [5, 6], list[int]()
+    (draft,) = forward.draft(
+        Windows.of([Window(0, 0, read, 1)]), np.array([4]), [Choice(0.8, seed=3)], [adjuster.growing([])]
+    )
+    for position in range(4):
+        how = Choice(0.8, seed=3, position=position, adjustment=adjuster.after(wanted))
+        logits = forward.run([Window(0, at, read, 1)])
+        at, read = at + len(read), [int(token) for token in choose(logits, [how]).tokens]
+        wanted += read
+    assert draft == wanted
+    assert (draft.index(9), draft.count(9)) == (0, 1)
 
 
 def test_what_is_broken_is_named() -> None:
