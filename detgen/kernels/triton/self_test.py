@@ -19,10 +19,11 @@ from detgen.kernels.c.library import Runner, best_build
 from detgen.kernels.c.panels import joined, stacked
 from detgen.kernels.c.quantizing import PAIRED
 from detgen.kernels.drawn_weights import IN_FEW_BITS, in_few_bits
-from detgen.kernels.penalties import Adjustment
+from detgen.kernels.penalties import Adjuster, Adjustment, Penalties
 from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton.core_linear import rules_on
 from detgen.kernels.triton.given_logprobs import logprobs
+from detgen.kernels.triton.growing_lists import GrowingLists
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling_kernels import choose_by, choose_reference
 from detgen.program import steps
@@ -297,6 +298,7 @@ def checks(
     for name, choices in _choices(vocabulary).items():
         yield name, partial(_choice_right, logits, choices, device)
     yield "log-probabilities", partial(_logprobs_right, logits, tokens, device)
+    yield "counted tokens", partial(_counts_right, device)
 
 
 def _steps_right(one: Tried, rows: Rows, given: Mapping[Buffer, torch.Tensor], device: torch.device | str) -> bool:
@@ -311,6 +313,21 @@ def _choice_right(logits: torch.Tensor, choices: Choices | None, device: torch.d
 def _logprobs_right(logits: torch.Tensor, tokens: torch.Tensor, device: torch.device | str) -> bool:
     wanted, _ = choosing.logprobs(logits, tokens, None, full=False)
     return logprobs(logits.to(device), tokens.to(device)).cpu().numpy().tobytes() == wanted.tobytes()
+
+
+def _counts_right(device: torch.device | str) -> bool:
+    """Of a token of the prompt, a new one, this once more, and one with a bias, while one cannot come at first."""
+    penalties = Penalties(1.3, 0.1, 0.2, ((7, 0.5),), frozenset({3}), 2)
+    adjuster, chosen, right = Adjuster(penalties, [3, 4]), [4, 9, 9, 7], True
+    made = GrowingLists.of([adjuster.growing([])], np.array([1 + len(chosen)]), torch.device(device))
+    for n in range(1 + len(chosen)):
+        last = torch.tensor(chosen[max(n - 1, 0) : n], dtype=torch.int64, device=device)
+        _, ids, terms = made.after(np.zeros(1, np.int64), np.array([n]), last)
+        wanted = adjuster.after(chosen[:n])
+        assert wanted is not None, "there is a bias"
+        known = terms[:, : len(wanted.ids)].cpu().contiguous().numpy()
+        right &= ids[: len(wanted.ids)].tolist() == wanted.ids.tolist() and known.tobytes() == wanted.terms.tobytes()
+    return right
 
 
 def different(device: torch.device | str, inputs: int = 1280, vocabulary: int = _VOCABULARY) -> list[str]:
