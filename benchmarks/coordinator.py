@@ -29,9 +29,8 @@ from typing import Any
 
 import psutil
 
-from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Completion, Request, TokenRecord
+from detgen.engine.request import Chunk, Completion, Request, TokenRecord
 from detgen.engine.stats import DraftCounts, DrafterStats, EngineStats
 from detgen.params import SamplingParams
 from detgen.progress import Progress

@@ -41,8 +41,8 @@ from helpers.fakes import FakeEngine
 detgen.run.lifecycle.load_engine = FakeEngine
 """
 BROKEN_AUDIT = """
-import detgen.verify.replay.early
-detgen.verify.replay.early.check_early = lambda *_: 1 / 0
+import detgen.verify.replay.claims
+detgen.verify.replay.claims.check_early = lambda *_: 1 / 0
 """
 
 

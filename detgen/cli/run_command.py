@@ -154,7 +154,7 @@ def conclude(summary: RunSummary | None, display: QuietDisplay, *, strict: bool,
             display.notice("interrupted, and nothing is kept; a run with --output DIR can be resumed")
         return INTERRUPTED
 
-    from detgen.show.run_view import failures, print_chunks, print_summary
+    from detgen.show.answers import failures, print_chunks, print_summary
 
     if kept and not display.quiet:
         print_summary(summary)

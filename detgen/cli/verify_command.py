@@ -61,7 +61,7 @@ def audit_command(
 
 def audit(out: Path, prompts: str | None, engine: EngineConfig, json_file: Path | None, display: QuietDisplay) -> int:
     """Judge a run and show what was found; the exit status."""
-    from detgen.verify.replay.early import check_early
+    from detgen.verify.replay.claims import check_early
 
     with display:
         check_early(out, engine, prompts, display)

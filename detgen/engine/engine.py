@@ -15,7 +15,6 @@ from detgen.drafters.registry import Parts, available, drafter_of
 from detgen.drafters.self import SelfDrafter
 from detgen.engine.answering import Answering, completion_of
 from detgen.engine.asking import Prompt, numbered, requests_of
-from detgen.engine.chunks import Chunk, chunks_of
 from detgen.engine.config import EngineConfig
 from detgen.engine.decoding import Decoding
 from detgen.engine.encoding import Encoder
@@ -23,7 +22,7 @@ from detgen.engine.model_pair import kv_dtype, load_models, numerics
 from detgen.engine.output_processing import Trace
 from detgen.engine.pieces import Pieces
 from detgen.engine.reading_ahead import ReadingAhead
-from detgen.engine.request import Completion, Request
+from detgen.engine.request import Chunk, Completion, Request, chunks_of
 from detgen.engine.running_batch import RunningBatch
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.score_requests import Scorable, Score, ScoreRequest, score_requests_of

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from detgen.engine.chunks import Chunk
-    from detgen.engine.request import Completion, Request
+    from detgen.engine.request import Chunk, Completion, Request
     from detgen.engine.score_requests import Score, ScoreRequest
     from detgen.engine.stats import EngineStats
 

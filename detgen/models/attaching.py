@@ -18,8 +18,7 @@ from detgen.errors import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.generic.paged_attention import attend_current, attending
 from detgen.models.description import has_description, states_of
-from detgen.models.masks import ASKING, Mask, Seen, UnknownMaskError
-from detgen.models.own_attention import Heads, asking_modules
+from detgen.models.masks import ASKING, Heads, Mask, Seen, UnknownMaskError, asking_modules
 from detgen.models.own_forward import Layout
 from detgen.models.refusing import refusing
 from detgen.models.stored import held

@@ -8,7 +8,7 @@ the engine.
 from __future__ import annotations
 
 from detgen.errors import PromptsError
-from detgen.prompts.opening import open_prompts, spooled_prompts
+from detgen.prompts.formats import open_prompts, spooled_prompts
 from detgen.prompts.record import BadLine
 from detgen.prompts.source import Inspection, Prompts, read_scores
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from detgen.engine.chunks import chunks_of
+from detgen.engine.request import chunks_of
 from detgen.params import SamplingParams
 from detgen.report.counting import DEPTHS, HALVES, LOWEST, MOST_COMMITTED, STRETCH, THRESHOLDS
 from detgen.report.output_lines import Lines

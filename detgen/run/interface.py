@@ -13,9 +13,8 @@ from detgen.params import SamplingParams
 from detgen.workers.worker_config import WorkersConfig
 
 if TYPE_CHECKING:  # the help of the command line needs the fields alone
-    from detgen.engine.chunks import Chunk
     from detgen.engine.engine_like import EngineLike
-    from detgen.engine.request import Completion, Request
+    from detgen.engine.request import Chunk, Completion, Request
     from detgen.engine.score_requests import Score
     from detgen.outputs import Totals
     from detgen.prompts import BadLine, Prompts

@@ -13,13 +13,12 @@ from typing import Any
 
 import detgen
 from detgen.cache import store_of_run
-from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.engine_like import EngineLike
 from detgen.engine.grammars import check_form
 from detgen.engine.loading import load_engine
 from detgen.engine.pieces import pieces_of
-from detgen.engine.request import Request
+from detgen.engine.request import Chunk, Request
 from detgen.engine.sources import check_sources
 from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.errors import EngineError, OutputError, PromptsError, RequestError, RunError

@@ -12,10 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.engine_like import EngineLike
-from detgen.engine.request import Completion, Request
+from detgen.engine.request import Chunk, Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.sources import uses_draft
 from detgen.engine.stats import EngineStats

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import detgen
-from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
 from detgen.engine.engine_like import EngineLike
-from detgen.engine.request import Completion, Request
+from detgen.engine.request import Chunk, Completion, Request
 from detgen.engine.score_requests import Score
 from detgen.engine.stats import EngineStats
 from detgen.machine import usable_cores

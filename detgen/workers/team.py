@@ -12,18 +12,16 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Completion, Request
+from detgen.engine.request import Chunk, Completion, Request
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.stats import EngineStats
 from detgen.errors import EngineError, RunError
 from detgen.outputs.identity import profile_differences
 from detgen.progress import Observer
 from detgen.workers.cluster import Cluster, RayCluster, WorkerDied
-from detgen.workers.known import Worker, add_counts
 from detgen.workers.serving import Answer, Identity
-from detgen.workers.waiting import Errand, Waiting
+from detgen.workers.waiting import Errand, Waiting, Worker, add_counts
 from detgen.workers.worker_config import WorkersConfig
 
 _BATCHES = 2  # that a worker has of requests: one that runs, one that waits there

@@ -14,7 +14,7 @@ from helpers.tampering import edit_manifest
 # Runs command lines, each in a copy of a process that has loaded what all of them load.
 CODE = """
 import gc, json, os, sys, time
-import detgen.verify.replay.early, detgen.show.run_view, detgen.show.progress_view, rich.markup, typer.rich_utils
+import detgen.verify.replay.claims, detgen.show.answers, detgen.show.progress_view, rich.markup, typer.rich_utils
 from detgen.__main__ import main
 gc.freeze()  # else each copy copies, and then clears, all that was loaded
 for name, arguments in json.load(sys.stdin).items():

@@ -9,6 +9,7 @@ from helpers.engine_inputs import PROMPTS, ids
 from transformers import LlamaConfig
 
 from detgen import Engine, Request, SamplingParams
+from detgen.engine.request import Chunk, chunks_of
 
 
 def test_bad_requests_are_completions(engines: Callable[..., Engine]) -> None:
@@ -82,3 +83,25 @@ def test_no_chat_template(random_model: Callable[..., Path]) -> None:
     done = engine.generate([Request(0, 0, messages=[{"role": "user", "content": "x"}])])[0]
     assert "no chat template" in (done.error or "")
     assert "prompt" in (done.error or "")
+
+
+def _decode(tokens: list[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
+def test_a_state_stays_or_is_emptied() -> None:
+    """It is that of the last thought, from the next chunk on; or of the chunk before alone."""
+    tokens, thoughts = list(range(11)), {0: "a", 6: "b"}
+    kept = chunks_of(tokens, thoughts, 3, _decode, keeps=True)
+    assert kept == [
+        Chunk(0, 3, "0 1 2", None, "a"),
+        Chunk(3, 6, "3 4 5", "a", None),
+        Chunk(6, 9, "6 7 8", "a", "b"),
+        Chunk(9, 11, "9 10", "b", None),
+    ]
+    assert [c.state for c in chunks_of(tokens, thoughts, 3, _decode, keeps=False)] == [None, "a", None, "b"]
+
+
+def test_a_thought_without_text_is_one() -> None:
+    """A thought of special tokens alone decodes to nothing."""
+    assert [c.state for c in chunks_of([1, 2, 3], {0: "", 1: "x"}, 1, _decode, keeps=True)] == [None, "", "x"]

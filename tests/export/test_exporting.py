@@ -24,7 +24,7 @@ from detgen.errors import OutputError, PromptsError
 from detgen.export import FORMS
 from detgen.export.exporting import Exported, export_run
 from detgen.export.tables import COLUMNS, row_of, write_table
-from detgen.verify.replay.early import check_early
+from detgen.verify.replay.claims import check_early
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 LINES: list[Any] = [

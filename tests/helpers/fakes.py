@@ -14,9 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from detgen.engine.chunks import Chunk
 from detgen.engine.config import EngineConfig
-from detgen.engine.request import Completion, Request, TokenLogprobs, TokenRecord
+from detgen.engine.request import Chunk, Completion, Request, TokenLogprobs, TokenRecord
 from detgen.engine.stats import EngineStats
 from detgen.outputs import KeptSamples
 from detgen.outputs.identity import sound

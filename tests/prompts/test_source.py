@@ -11,7 +11,7 @@ from helpers.reading import DEFAULTS, write
 from detgen.engine.request import Request
 from detgen.errors import PromptsError
 from detgen.prompts import BadLine, open_prompts
-from detgen.prompts.opening import spooled_prompts
+from detgen.prompts.formats import spooled_prompts
 
 ROWS = [{"q": "first", "prompt": "other", "n": 2}, {"q": "second", "prompt": "other", "task": "t"}]
 

@@ -19,14 +19,16 @@ from detgen.outputs.manifest import log_name
 from detgen.progress import Observer, Progress
 from detgen.prompts import BadLine, Prompts, read_scores
 from detgen.verify.replay.claims import (
+    TOLERANCE,
     check_files,
     check_input,
     check_profile,
     check_results,
     check_summary,
+    config_of,
     read_manifest,
+    readable,
 )
-from detgen.verify.replay.early import TOLERANCE, config_of, readable
 from detgen.verify.replay.lines import Kept, Replay
 from detgen.verify.replay.result import AuditResult
 from detgen.verify.replay.scores import ScoreReplay

@@ -17,8 +17,7 @@ from detgen import Engine, EngineConfig, SamplingParams
 from detgen.errors import CheckError
 from detgen.run import RunConfig, run
 from detgen.verify.replay.audit import Audit
-from detgen.verify.replay.claims import read_manifest
-from detgen.verify.replay.early import config_of
+from detgen.verify.replay.claims import config_of, read_manifest
 from detgen.verify.replay.result import AuditResult
 
 

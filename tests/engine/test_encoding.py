@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from detgen import Engine, Request, SamplingParams
-from detgen.engine.lengths import LeastTokens
+from detgen.engine.encoding import LeastTokens
 from detgen.errors import DEMO
 
 STATE: dict[str, Any] = json.loads((DEMO / "target" / "tokenizer.json").read_text(encoding="utf-8"))

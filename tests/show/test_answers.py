@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from detgen.engine.chunks import Chunk
+from detgen.engine.request import Chunk
 from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.outputs import Totals
 from detgen.run import RunSummary
 from detgen.run.interface import ThoughtCounts
-from detgen.show.run_view import print_summary
+from detgen.show.answers import print_summary
 
 DRAFTS = DraftCounts(
     model=DrafterStats(rounds=20, drafted=80, accepted=60, corrected=8, bonus=12, rolled_back=12),
