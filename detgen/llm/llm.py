@@ -21,7 +21,7 @@ from detgen.llm.results import Results
 from detgen.params import SamplingParams
 from detgen.progress import Progress
 from detgen.prompts import BadLine
-from detgen.prompts.columns import check_columns, read_row
+from detgen.prompts.dataset import check_columns, read_row
 from detgen.prompts.record import parse_record
 from detgen.show.progress_view import open_for_a_person
 

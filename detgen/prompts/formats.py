@@ -16,8 +16,7 @@ from typing import Any, BinaryIO
 
 from detgen.errors import PromptsError, RequestError
 from detgen.prompts.array import LONGEST, array_elements
-from detgen.prompts.columns import check_columns, read_cell, read_row
-from detgen.prompts.dataset import DatasetPrompts
+from detgen.prompts.dataset import DatasetPrompts, check_columns, read_cell, read_row
 from detgen.prompts.files import FilePrompts, import_package
 from detgen.prompts.json_text import parse_json
 from detgen.prompts.kinds import CONTENTS

@@ -22,9 +22,8 @@ from detgen.engine.config import EngineConfig
 from detgen.errors import EngineError
 from detgen.machine import usable_cores
 from detgen.progress import Observer
-from detgen.workers.scratch import ScratchFolder
 from detgen.workers.serving import ServedEngine, Serving
-from detgen.workers.sharing import Node, share_out
+from detgen.workers.sharing import Node, ScratchFolder, share_out
 from detgen.workers.worker_config import WorkersConfig
 
 _STORE = 256 << 20  # bytes of shared memory for what moves; taken as it is used

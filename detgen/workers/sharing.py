@@ -1,7 +1,13 @@
-"""What each worker gets of the machines: a GPU, or a share of the cores. Plain arithmetic."""
+"""What each worker gets of the machines, a GPU or a share of the cores, and the folder of this machine's Ray."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from detgen.errors import EngineError
@@ -65,3 +71,48 @@ def _too_many(wanted: int, most: int, what: str, where: str) -> str:
     has = f"{most} {what}{'' if most == 1 else 's'}" if most else f"no {what}"
     need = f"1 worker needs a {what}" if wanted == 1 else f"{wanted} workers need a {what} each"
     return f"{need}, and {where} has {has}; ask for fewer --workers"
+
+
+_PREFIX = "detgen-ray-"
+_LOCK = "in-use"
+_LONG = 40  # characters of a path behind which the name of a socket, of 107 characters at most, might not fit
+
+
+class ScratchFolder:
+    """A new folder among the temporary ones; those that killed processes left behind are removed.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    def __init__(self) -> None:
+        place = Path(tempfile.gettempdir())
+        if len(str(place)) > _LONG:
+            place = Path("/tmp")
+        for left in place.glob(f"{_PREFIX}*"):
+            with suppress(OSError):  # in use, another user's, or gone by now
+                os.close(_lock(left))
+                shutil.rmtree(left, ignore_errors=True)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        (self.path / _LOCK).touch()
+        self._file = _lock(self.path)
+
+    def remove(self) -> None:
+        """Remove it with all that it holds."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._file)
+
+
+def _lock(folder: Path) -> int:
+    """The file by which a folder is locked, until it is closed or the process ends.
+
+    Raises:
+        OSError: it is locked, or there is no such file.
+    """
+    file = os.open(folder / _LOCK, os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise
+    return file

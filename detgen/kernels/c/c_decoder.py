@@ -15,10 +15,9 @@ from detgen.kernels import choosing
 from detgen.kernels.c.library import Runner, best_build
 from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange
-from detgen.kernels.fewer_bits import FewerBits
 from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
-from detgen.kernels.program_decoder import ProgramDecoder, Programs
+from detgen.kernels.program_decoder import FewerBits, ProgramDecoder, Programs
 from detgen.kernels.sampling import Choices
 from detgen.program import steps
 from detgen.program.operands import ARITHMETIC, SCORED

@@ -16,10 +16,9 @@ import torch
 from detgen.kernels.attention import BLOCK, SHARING
 from detgen.kernels.decoder import KVBuffers
 from detgen.kernels.exchange import Exchange
-from detgen.kernels.fewer_bits import FewerBits
 from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
-from detgen.kernels.program_decoder import ProgramDecoder, Programs
+from detgen.kernels.program_decoder import FewerBits, ProgramDecoder, Programs
 from detgen.kernels.sampling import Choices
 from detgen.kernels.triton.growing_lists import GrowingLists
 from detgen.kernels.triton.launching import fetched, on, send, sent, versions

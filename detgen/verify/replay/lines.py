@@ -23,9 +23,8 @@ from detgen.outputs import Totals
 from detgen.outputs.lines import acceptance_lines, output_line
 from detgen.outputs.store import STORE
 from detgen.prompts import BadLine
-from detgen.verify.replay.comparing import compare_line
+from detgen.verify.replay.comparing import Key, Line, Lines, compare_line, in_words, parse
 from detgen.verify.replay.result import AuditResult
-from detgen.verify.replay.run_files import Key, Line, Lines, in_words, parse
 
 
 class KeptLines(NamedTuple):

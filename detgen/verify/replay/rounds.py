@@ -20,7 +20,7 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.verification import judge, log_columns
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.logprobs import Judged
-from detgen.verify.replay.run_files import Line
+from detgen.verify.replay.comparing import Line
 
 _DRAFTERS = frozenset(name for name in DRAFTERS if name != "auto")  # "auto" drafts by the others
 _NO_TOKEN = -2  # behind the last one of a completion; neither a token nor `NONE`

@@ -20,10 +20,9 @@ from detgen.engine.scored import ScoredSequence
 from detgen.outputs.lines import bad_line, output_line
 from detgen.program.arrays import Array, array
 from detgen.prompts import BadLine
-from detgen.verify.replay.comparing import Path, compare_line
+from detgen.verify.replay.comparing import Key, Line, Place, compare_line
 from detgen.verify.replay.lines import AHEAD, Replay
 from detgen.verify.replay.reading import largest
-from detgen.verify.replay.run_files import Key, Line
 
 # Of the tokens of scores, by place: the error of differences of logits that the tolerance allows, and how far the token
 # is from being as likely as the best one, or the next.
@@ -115,7 +114,7 @@ class _Rounded:
     def __init__(self, line: Line, errors: dict[int, tuple[float, float]]) -> None:
         self._line, self._errors = line.fields, errors
 
-    def __call__(self, path: Path, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
+    def __call__(self, path: Place, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
         """See `Allow`; the sums may be what the tokens of the line give."""
         theirs: Any = self._line.get("logprobs")
         if not self._errors:

@@ -21,11 +21,10 @@ from detgen.engine.sequence import Sequence
 from detgen.outputs.lines import acceptance_lines, bad_line, output_line
 from detgen.outputs.records import log_entry
 from detgen.prompts import BadLine
-from detgen.verify.replay.comparing import Allow, Path, compare_line, compare_log, plausible, shown
+from detgen.verify.replay.comparing import Allow, Line, Place, compare_line, compare_log, in_words, plausible, shown
 from detgen.verify.replay.lines import AHEAD, KeptLines, Replay
 from detgen.verify.replay.reading import Known, read, refusal
 from detgen.verify.replay.rounds import LogError, Rounds, commit, rounds_of, written_scores
-from detgen.verify.replay.run_files import Line, in_words
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class _Sample(Known):
     def allow(self, tolerance: float) -> Allow:
         """What may differ from what logits give: whatever stands beside a wrong token, and what rounding explains."""
 
-        def allow(path: Path, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
+        def allow(path: Place, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
             in_log = path in (("logprob",), ("margin",)) and line.get("token") is not None
             if not (isinstance(found, float | None) if in_log else path[0] == "logprobs" and len(path) > 1):
                 return None
@@ -220,7 +219,7 @@ class TextReplay(Replay):
                     self._result.add(line.where, what, "line")
             return found
 
-        def allow(path: Path, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
+        def allow(path: Place, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
             thinking = self._engine.thinking
             assert thinking is not None or path[0] != "thoughts"
             if path[0] != "thoughts" or thinking is None:

@@ -13,7 +13,7 @@ from detgen.kernels.c import quantizing
 from detgen.kernels.c.library import BUILDS, build
 from detgen.kernels.c.panels import panels
 from detgen.kernels.c.quantizing import MADE, Form
-from detgen.kernels.fewer_bits import FewerBits, form_of, sizes
+from detgen.kernels.program_decoder import FewerBits, form_of, sizes
 from detgen.program import steps
 from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, same_bits
 from detgen.program.operands import PANEL, Buffer, Into, Weight
