@@ -17,7 +17,8 @@ from detgen.bench.random_weights import random_model
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
 from detgen.models.attaching import attach
-from detgen.models.loading import LoadedModel, pick_device
+from detgen.models.loaded import LoadedModel
+from detgen.models.loading import pick_device
 from detgen.program.arrays import FLOAT32, array, same_bits, tensor
 from detgen.runner import preparing
 from detgen.runner.block_manager import PAGE, BlockManager

@@ -64,7 +64,8 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
         from detgen.engine.tokenizing import Tokenize
         from detgen.models.explained import explained
         from detgen.models.families import FAMILIES
-        from detgen.models.loading import DTYPES, pick_device, rule_of
+        from detgen.models.loaded import DTYPES, rule_of
+        from detgen.models.loading import pick_device
         from detgen.models.settings import context_of, load_settings
         from detgen.program.operands import name_of
         from detgen.thinking.configuration import ThinkingStatesConfig
@@ -149,7 +150,7 @@ def loaded(source: ModelSource, role: str, weights: str | None = None, *, as_sto
 
 def own_forward(source: ModelSource, role: str) -> Any:
     """The model as transformers runs it: its weights on the benchmark's device, in the benchmark's number format."""
-    from detgen.models.loading import DTYPES
+    from detgen.models.loaded import DTYPES
     from detgen.program.arrays import torch_dtype
 
     model = loaded(source, role).whole()
@@ -161,7 +162,8 @@ def own_forward(source: ModelSource, role: str) -> Any:
 def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
     import torch
 
-    from detgen.models.loading import DTYPES, FORMS, LoadedModel, load_model
+    from detgen.models.loaded import DTYPES, FORMS, LoadedModel
+    from detgen.models.loading import load_model
     from detgen.program.arrays import torch_dtype
 
     engine = source.engine

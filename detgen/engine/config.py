@@ -17,7 +17,7 @@ from detgen.errors import DTypeName, EngineError, KVDtypeName, QuantName
 
 if TYPE_CHECKING:
     from detgen.drafters.protocol import Drafter
-    from detgen.models.loading import LoadedModel
+    from detgen.models.loaded import LoadedModel
 
     Source: TypeAlias = str | Path | LoadedModel | None
     Folder: TypeAlias = str | Path | None

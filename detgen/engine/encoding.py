@@ -27,7 +27,7 @@ from detgen.engine.structure import Structures
 from detgen.engine.tokenizing import Tokenize
 from detgen.errors import RequestError
 from detgen.kernels.sampling import check_filters
-from detgen.models.loading import LoadedModel
+from detgen.models.loaded import LoadedModel
 
 _LETTERS = string.ascii_letters.encode()
 _OTHERS = bytes(set(range(256)) - set(_LETTERS))

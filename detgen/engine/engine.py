@@ -36,7 +36,8 @@ from detgen.engine.streaming_rounds import StreamingRounds, Turns
 from detgen.errors import EngineError
 from detgen.kernels.c.threads import use_threads
 from detgen.kernels.input_batch import MOST_ROWS
-from detgen.models.loading import LoadedModel, pick_device, rule_of
+from detgen.models.loaded import LoadedModel, rule_of
+from detgen.models.loading import pick_device
 from detgen.params import SamplingParams
 from detgen.progress import Observer, Unobserved
 from detgen.runner.model_runner import ModelRunner

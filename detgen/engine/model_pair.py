@@ -14,7 +14,8 @@ from detgen.errors import DEMO, QuantName
 from detgen.machine import cpu_name
 from detgen.models.bitsandbytes_weights import QUANTS
 from detgen.models.fitting import check_vocabularies
-from detgen.models.loading import DTYPES, LoadedModel, Role, load_model
+from detgen.models.loaded import DTYPES, LoadedModel, Role
+from detgen.models.loading import load_model
 from detgen.models.memory import check_room
 from detgen.program.arrays import BFLOAT16, FLOAT32
 from detgen.progress import Observer

@@ -14,7 +14,7 @@ from detgen.interruption import interrupted_later
 from detgen.models.byte_letters import byte_letters
 
 if TYPE_CHECKING:
-    from detgen.models.loading import LoadedModel
+    from detgen.models.loaded import LoadedModel
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how tokenizers with a byte fallback call the token of a byte
 

@@ -17,7 +17,7 @@ from detgen.engine.scheduler import Scheduler
 from detgen.engine.score_requests import Score, ScoreRequest
 from detgen.engine.sequence import Sequence
 from detgen.errors import RequestError
-from detgen.models.loading import LoadedModel
+from detgen.models.loaded import LoadedModel
 
 Encode = Callable[[str], list[int]]
 

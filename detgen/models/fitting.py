@@ -21,7 +21,7 @@ from detgen.models.wrappers import auto_class
 if TYPE_CHECKING:
     from torch import nn
 
-    from detgen.models.loading import LoadedModel
+    from detgen.models.loaded import LoadedModel
 
 
 def check_method(config: Any) -> None:

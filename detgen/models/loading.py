@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from detgen.errors import DTypeName, EngineError, QuantName
-from detgen.kernels.c.quantizing import MADE, Form
-from detgen.kernels.c.threads import use_threads
+from detgen.kernels.c.quantizing import MADE
 from detgen.machine import CPU, Device
 from detgen.models import lazy_weights
 from detgen.models.adapter_files import Adapter, check_adapter
@@ -35,18 +29,24 @@ from detgen.models.fitting import (
     check_weights,
 )
 from detgen.models.folders import Stored, check_folder, local_place
-from detgen.models.gguf import models as gguf_models
-from detgen.models.gguf.header import Header, check_gguf
-from detgen.models.gguf.plain import plain_model
+from detgen.models.gguf.loading import gguf_tokenizer, load_gguf
 from detgen.models.hub import fetched
 from detgen.models.keeping import Kept, Place
-from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
-from detgen.models.latent import expanded_sizes
+from detgen.models.loaded import (
+    DTYPES,
+    FORMS,
+    PAIRED_FORMS,
+    LoadedModel,
+    Role,
+    kept_model,
+    rule_of,
+    silence,
+    to_be_kept,
+    torch_for,
+)
 from detgen.models.merging import Merging
 from detgen.models.mxfp4_weights import is_mxfp4
-from detgen.models.own_forward import OwnForward
 from detgen.models.settings import context_of, ends_of, load_settings
-from detgen.models.skeleton import model_of, skeleton_of
 from detgen.models.stored import ALL, Read, Reader, Weight, fill, held
 from detgen.models.wrappers import auto_class, language_model
 from detgen.program.arrays import BFLOAT16, FLOAT16, FLOAT32, import_torch, torch_dtype
@@ -55,112 +55,10 @@ from detgen.thinking import thinks
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
 
-    from detgen.thinking.modeling import ThinkingStatesForCausalLM
-
-Role = Literal["target", "draft"]
-
-# Forms of linear layers that round their inputs to bf16, by the number format that asks for them.
-PAIRED_FORMS: dict[DTypeName, Form] = {"bfloat16": "pairs", "bfloat16-tc25": "tc25", "bfloat16-tc24": "tc24"}
-_HALVES: dict[DTypeName, np.dtype[Any]] = {**dict.fromkeys(PAIRED_FORMS, BFLOAT16), "float16": FLOAT16}
-DTYPES: dict[DTypeName, np.dtype[Any]] = {"float32": FLOAT32, **_HALVES}
 
 # Number formats of checkpoints whose weights are kept in 16 bits.
 _STORED = {frozenset({"BF16"}): BFLOAT16, frozenset({"F16"}): FLOAT16}
-# Quantizations by the native pass, and about how many bits a weight takes then.
-FORMS: dict[QuantName, Form] = {"q8": "q8", "q4": "q4", "q4_k": "q4_k"}
-_BITS = {"q8": 8.5, "q4": 4.5, "q4_k": 4.5}
-_ASKING: ContextVar[bool] = ContextVar("asking", default=False)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A loaded model and its tokenizer.
-
-    Attributes:
-        name: the folder or hub name it was loaded from; "embedded:target" and "embedded:draft" for the demo models.
-        model: the transformers module, in evaluation mode, or a skeleton of it; parameters that are read later have no
-            memory.
-        tokenizer: its tokenizer.
-        digest: SHA-256 over its weights, configuration and tokenizer; of a GGUF file, its own.
-        context: most positions of a sequence.
-        eos: token ids that end a sequence.
-        form: in which the native pass keeps linear layers: quantized by it, or none for as they are.
-        read: gives the weight of a parameter.
-        dtype: number format that was asked for.
-        own: what its own forward has told, if that is kept; then `model` only says what there is, and computes nothing.
-        keep: keeps that for the next time; None if it is not to be kept.
-        adapter: digest of the adapter that was merged into its weights; None for none.
-        adapter_dtype: number format that the merged weights were rounded to; None for no adapter.
-        vocabulary: entries of the logits.
-    """
-
-    name: str
-    model: PreTrainedModel
-    tokenizer: Any
-    digest: str
-    context: int
-    eos: frozenset[int]
-    form: Form = "none"
-    read: Read = held
-    dtype: DTypeName = "auto"
-    own: OwnForward | None = None
-    keep: Callable[[OwnForward], None] | None = None
-    adapter: str | None = None
-    adapter_dtype: np.dtype[Any] | None = None
-    vocabulary: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        # Asking the configuration takes microseconds, each time.
-        object.__setattr__(self, "vocabulary", int(self.model.config.get_text_config().vocab_size))
-
-    @property
-    def thinking(self) -> ThinkingStatesForCausalLM | None:
-        """The model, if it is one that thinks."""
-        return self.model if thinks(self.model) else None
-
-    @property
-    def backbone(self) -> PreTrainedModel:
-        """The decoder of a model that thinks; any other model itself."""
-        found: PreTrainedModel = self.model if self.thinking is None else self.thinking.backbone
-        return found
-
-    @property
-    def rounded(self) -> np.dtype[Any] | None:
-        """The number format that weights were rounded to when they were read; None for none."""
-        return _HALVES.get(self.dtype)
-
-    @property
-    def packed_form(self) -> Form:
-        """Of linear layers, as `panels` takes it: pairs of bf16 if that format was asked for."""
-        return PAIRED_FORMS.get(self.dtype, self.form) if self.form == "none" else self.form
-
-    @property
-    def packed_bytes(self) -> int:
-        """About what its weights take once they are packed."""
-        few = _BITS.get(self.form, 0) / 8
-
-        def each(p: nn.Parameter) -> float:
-            return few if few and p.ndim > 1 else p.element_size()
-
-        made = expanded_sizes(self.model)
-        more = sum(count * (4 if few else p.element_size()) - p.numel() * each(p) for p, count in made.items())
-        if isinstance(self.read, Reader) and self.form not in MADE:
-            return int(self.read.size + more)
-        return int(sum(p.numel() * each(p) for p in self.model.parameters()) + more)
-
-    def whole(self) -> PreTrainedModel:
-        """The model with its weights in memory, for those who run it by transformers."""
-        if self.read is not held:
-            fill(self.model, self.read)
-        return self.model
-
-
-def rule_of(dtype: DTypeName) -> Form | None:
-    """The rule of tensor cores by which a number format has products added up; None for none."""
-    form = PAIRED_FORMS.get(dtype)
-    return None if form == "pairs" else form
 
 
 def pick_device(name: str) -> Device:
@@ -228,7 +126,7 @@ def load_model(
     at = Place(folder, role, dtype, quant, merged) if role and not trusted else None
     if folder.is_file():
         observer.stage(f"loading {name}")
-        return _load_gguf(folder, name, dtype, quant, observer, at)
+        return load_gguf(folder, name, dtype, quant, observer, at)
     stored = check_folder(folder, name, trusted=trusted)
     observer.stage(f"loading {name}")
     form = FORMS.get(quant, "none")
@@ -241,13 +139,16 @@ def load_model(
         read = of(model, folder, stored, chosen)
         return read if read is None or change is None else Merging(model, read, change)
 
-    if at is not None and (found := _kept(at, folder, name, dtype, form, observer, reading)):
+    def own_tokenizer() -> Any:
+        return load_tokenizer(folder, name)
+
+    if at is not None and (found := kept_model(at, folder, name, dtype, form, observer, reading, own_tokenizer)):
         kept_in = None if merged is None else _chosen(dtype, stored, quantized=False)
         return replace(found, adapter=merged, adapter_dtype=kept_in)
-    _import_torch(name, observer)
+    torch_for(name, observer)
     from transformers import AutoModelForCausalLM
 
-    _quiet()
+    silence()
     config, tokenizer = load_settings(folder, name, trusted=trusted)
     quantized, quantizing = is_quantized(config) or is_mxfp4(config), quant in QUANTS
     check_unquantized(name, quant, config)
@@ -299,7 +200,7 @@ def load_model(
     about = name, model, tokenizer, digest, context, eos, form, read, dtype
     loaded = LoadedModel(*about, adapter=merged, adapter_dtype=kept_in)
     if at is not None and lazy and isinstance(read, Reader | Merging):
-        loaded = _keeping(loaded, at, folder, {"quantized": quantized}, {})
+        loaded = to_be_kept(loaded, at, folder, {"quantized": quantized}, {})
     return loaded
 
 
@@ -307,115 +208,6 @@ def _chosen(dtype: DTypeName, stored: Stored, *, quantized: bool) -> np.dtype[An
     """The number format in which weights are read."""
     own: np.dtype[Any] = _STORED.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, FLOAT32)
     return DTYPES.get(dtype, own)
-
-
-def _kept(
-    at: Place,
-    path: Path,
-    name: str,
-    dtype: DTypeName,
-    form: Form,
-    observer: Observer,
-    reading: Callable[[Any, Kept], Read | None],
-) -> LoadedModel | None:
-    """A model as it is kept, if these are its files; `reading` gives what reads its weights, if that can be done."""
-    kept = at.read()
-    if kept is None:
-        return None
-    with explained(name):
-        digest = model_digest(path, observer, trusted=False)
-        if kept.facts["digest"] != digest:
-            return None
-        model = model_of(kept.facts["skeleton"])
-        read = reading(model, kept)
-        if read is None or not has_description(model):
-            return None
-        tokenizer = KeptTokenizer(kept.facts["tokenizer"], path, lambda: load_tokenizer(path, name))
-    context, eos = kept.facts["context"], frozenset(kept.facts["eos"])
-    return LoadedModel(name, model, tokenizer, digest, context, eos, form, read, dtype, own=kept.own)
-
-
-def _keeping(
-    loaded: LoadedModel, at: Place, path: Path, facts: dict[str, Any], arrays: Mapping[str, np.ndarray]
-) -> LoadedModel:
-    """The model, which is to be kept at a place with these facts and arrays besides, if that can be done."""
-    skeleton = skeleton_of(loaded.model)
-    if skeleton is None:
-        return loaded
-    facts = facts | {
-        **{"digest": loaded.digest, "skeleton": skeleton, "context": loaded.context, "eos": sorted(loaded.eos)}
-    }
-
-    def keep(own: OwnForward) -> None:
-        tokenizer = facts_of(loaded.tokenizer, path)
-        if tokenizer is not None:
-            at.write(Kept.of({**facts, "tokenizer": tokenizer}, arrays, own))
-
-    return replace(loaded, keep=keep)
-
-
-def _load_gguf(
-    path: Path, name: str, dtype: DTypeName, quant: QuantName, observer: Observer, at: Place | None
-) -> LoadedModel:
-    """A model in a GGUF file, whose weights stay as they are stored, unless a format of 16 bits is asked for.
-
-    Arguments and errors as `load_model`.
-    """
-    header = check_gguf(path, name, quant)
-    rounded = _HALVES.get(dtype)
-
-    def reading(model: Any, kept: Kept) -> Read | None:
-        return gguf_models.reader_of(model, kept.facts["places"], kept.arrays, header, path, rounded)
-
-    if at is not None:
-        found = _kept(at, path, name, dtype, "none", observer, reading)
-        if found is None and not _ASKING.get():
-            found = _plain_gguf(path, name, dtype, header, observer)
-        if found is not None:
-            return found
-    _import_torch(name, observer)
-    _quiet()
-    with explained(name):
-        config, tokenizer = gguf_models.settings(path, header)
-        check_size(path.stat().st_size, config, None, trusted=False)
-        model, read = gguf_models.empty_model(config, header, path, rounded)
-        model.eval().requires_grad_(False)
-        digest = model_digest(path, observer, trusted=False)
-    context, eos = context_of(config), gguf_models.ends(header, tokenizer)
-    loaded = LoadedModel(name, model, tokenizer, digest, context, eos, read=read, dtype=dtype)
-    if at is not None:
-        places, orders = gguf_models.kept_places(read)
-        loaded = _keeping(loaded, at, path, {"places": places}, orders)
-    return loaded
-
-
-@contextmanager
-def asking() -> Iterator[None]:
-    """While inside, transformers is asked about GGUF files whose headers say all, too, unless what it told is kept.
-
-    So their packed passes are compared with its forward. What it tells is kept, and later runs compare with that.
-    """
-    token = _ASKING.set(True)
-    try:
-        yield
-    finally:
-        _ASKING.reset(token)
-
-
-def _plain_gguf(path: Path, name: str, dtype: DTypeName, header: Header, observer: Observer) -> LoadedModel | None:
-    """A model whose header says all that there is to know; None of others. Arguments and errors as `load_model`."""
-    with explained(name):
-        found = plain_model(header, path)
-        if found is None:
-            return None
-        model = model_of(found.skeleton)
-        if not has_description(model):
-            return None
-        read = gguf_models.reader_of(model, found.places, found.orders, header, path, _HALVES.get(dtype))
-        tokenizer = KeptTokenizer(found.tokenizer, path, lambda: load_tokenizer(path, name))
-        digest = model_digest(path, observer, trusted=False)
-    context, eos = context_of(model.config), gguf_models.ends(header, tokenizer)
-    return LoadedModel(name, model, tokenizer, digest, context, eos, read=read, dtype=dtype, own=found.own)
 
 
 def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:
@@ -434,12 +226,10 @@ def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:
 
 def load_tokenizer(source: str | Path, name: str, *, trusted: bool = False, observer: Observer | None = None) -> Any:
     """The tokenizer of a model, without the model; arguments and errors as `load_model`."""
-    _quiet()
     place = local_place(source, name) or fetched(str(source), observer or Unobserved(), trusted=trusted)
     if place.is_file():
-        header = check_gguf(place, name, "none")
-        with explained(name):
-            return gguf_models.settings(place, header)[1]
+        return gguf_tokenizer(place, name)
+    silence()
     check_folder(place, name, trusted=trusted)
     return load_settings(place, name, trusted=trusted)[1]
 
@@ -460,21 +250,3 @@ def adapter_digest_of(adapter: Adapter, observer: Observer) -> str:
     """
     with explained(adapter.name):
         return adapter.digest(observer)
-
-
-def _import_torch(name: str, observer: Observer) -> None:
-    """Import PyTorch, which takes seconds, to load a model of that name."""
-    observer.stage("loading PyTorch")
-    import_torch()
-    use_threads(None)  # which it is to have, too
-    observer.stage(f"loading {name}")
-
-
-def _quiet() -> None:
-    """Silence transformers' progress bars, advice and complaints, which may quote a stranger's file; detgen reports."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"transformers\.|torch\.")

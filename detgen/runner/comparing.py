@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from detgen.models.explained import explained
-from detgen.models.loading import LoadedModel
+from detgen.models.loaded import LoadedModel
 from detgen.models.own_forward import OwnForward
 from detgen.models.stored import damaged
 from detgen.program.arrays import array, floats

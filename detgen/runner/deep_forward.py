@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from detgen.models.attaching import ATTENTION_NAME
-from detgen.models.loading import LoadedModel
+from detgen.models.loaded import LoadedModel
 from detgen.models.masks import numbers_of
 from detgen.models.own_forward import Depth, Layout
 from detgen.models.rotary import tuning_of

@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from detgen.models.attaching import attach
 from detgen.models.explained import explained
-from detgen.models.loading import LoadedModel
+from detgen.models.loaded import LoadedModel
 from detgen.models.own_forward import OwnForward
 from detgen.runner.comparing import check_numbers
 from detgen.runner.deep_forward import depth_of

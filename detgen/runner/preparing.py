@@ -18,7 +18,7 @@ from detgen.kernels.decoder import Narrowed, StateShape
 from detgen.machine import Device
 from detgen.models.description import has_description, unknown_in
 from detgen.models.explained import explained
-from detgen.models.loading import LoadedModel
+from detgen.models.loaded import LoadedModel
 from detgen.models.memory import check_room, free_memory, room_beside
 from detgen.models.own_forward import Layout, OwnForward
 from detgen.models.program_builder import ProgramBuilder

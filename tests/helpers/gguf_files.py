@@ -18,7 +18,8 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 from detgen.bench.peers.gguf_file import write_gguf
 from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
-from detgen.models.loading import LoadedModel, load_model
+from detgen.models.loaded import LoadedModel
+from detgen.models.loading import load_model
 from detgen.models.stored import turned
 from detgen.program.arrays import array, same_bits
 from detgen.runner.preparing import prepare

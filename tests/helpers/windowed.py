@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
-from detgen.models.loading import LoadedModel
+from detgen.models.loaded import LoadedModel
 from detgen.program.arrays import array
 from detgen.runner.preparing import Prepared, prepare
 

@@ -21,7 +21,7 @@ from detgen.kernels.generic.generic_decoder import GenericDecoder
 from detgen.kernels.generic.paged_attention import PagedAttention
 from detgen.kernels.input_batch import MOST_ROWS, Window
 from detgen.machine import CPU
-from detgen.models.loading import LoadedModel
+from detgen.models.loaded import LoadedModel
 from detgen.program.arrays import array, same_bits, tensor
 from detgen.runner.model_runner import ModelRunner
 from detgen.runner.preparing import Prepared, prepare

@@ -27,7 +27,8 @@ from detgen.engine import model_pair
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.models import keeping
 from detgen.models.description import Description, describe
-from detgen.models.loading import LoadedModel, asking
+from detgen.models.gguf.loading import asking
+from detgen.models.loaded import LoadedModel
 from detgen.models.parts import Norm
 from detgen.models.skeleton import model_of, skeleton_of
 from detgen.models.stored import held, without_weights

@@ -20,7 +20,8 @@ from transformers import BloomConfig, GPT2Config, LlamaConfig
 from detgen import Engine, EngineError, Request, SamplingParams
 from detgen.engine import model_pair
 from detgen.kernels.c.library import CHOICE
-from detgen.models.loading import LoadedModel, load_model
+from detgen.models.loaded import LoadedModel
+from detgen.models.loading import load_model
 from detgen.models.stored import whole
 from detgen.program.arithmetic import linear, number
 from detgen.program.arrays import array, floats, same_bits, tensor

@@ -21,7 +21,8 @@ from detgen.kernels.c.quantizing import Quantized
 from detgen.kernels.drawn_weights import InFewBits, in_few_bits
 from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
-from detgen.models.loading import LoadedModel, load_model
+from detgen.models.loaded import LoadedModel
+from detgen.models.loading import load_model
 from detgen.models.stored import ALL, Weight
 from detgen.program.arrays import array, floats, tensor
 from detgen.program.operands import GROUP, Step, address

@@ -16,7 +16,7 @@ from detgen import EngineError
 from detgen.kernels.attention import AttentionTraits
 from detgen.kernels.generic.generic_decoder import Census
 from detgen.models.families import FAMILIES
-from detgen.models.loading import LoadedModel
+from detgen.models.loaded import LoadedModel
 from detgen.models.rotary import Tuning
 from detgen.runner import census, deep_forward, own_forward
 from detgen.runner.deep_forward import depth_of

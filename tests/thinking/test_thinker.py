@@ -19,7 +19,7 @@ from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.generic.generic_decoder import GenericDecoder
 from detgen.kernels.input_batch import Windows
 from detgen.machine import CPU
-from detgen.models.loading import LoadedModel
+from detgen.models.loaded import LoadedModel
 from detgen.program.arrays import same_bits
 from detgen.runner import thinker
 from detgen.runner.preparing import Prepared, prepare

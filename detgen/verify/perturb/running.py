@@ -16,7 +16,7 @@ from detgen.engine.request import Completion, Request
 from detgen.engine.sequence import Sequence
 from detgen.errors import EngineError, QuantName, RequestError
 from detgen.machine import usable_cores
-from detgen.models.loading import asking
+from detgen.models.gguf.loading import asking
 from detgen.progress import Observer
 from detgen.runner.block_manager import PAGE
 from detgen.verify.perturb.axes import QUANTS, Setting

@@ -12,7 +12,7 @@ from typing import Any
 from detgen.engine import Engine
 from detgen.engine.config import EngineConfig
 from detgen.engine.request import Request
-from detgen.models.loading import asking
+from detgen.models.gguf.loading import asking
 from detgen.outputs import KeptSamples
 from detgen.outputs.finished import items_of, prompts_of
 from detgen.outputs.manifest import log_name

@@ -25,11 +25,13 @@ from detgen.models import keeping
 from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf import models as gguf_models
 from detgen.models.gguf.header import list_of, read_header
+from detgen.models.gguf.loading import asking
 from detgen.models.gguf.plain import Plain, plain_model
 from detgen.models.gguf.splits import WAYS
 from detgen.models.gguf.tokenizer import tokenizer_facts
 from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
-from detgen.models.loading import LoadedModel, asking, load_model
+from detgen.models.loaded import LoadedModel
+from detgen.models.loading import load_model
 from detgen.models.settings import context_of
 from detgen.models.skeleton import model_of, skeleton_of
 from detgen.program.arrays import same_bits
