@@ -48,7 +48,7 @@ def plain_model(header: Header, path: Path) -> Plain | None:
         config = settings_of(header, path, kind)
         made = Modules(header, kind, config)
         skeleton = made.skeleton()
-        tokenizer = tokenizer_facts(header, path, adds_named=header.architecture != "llama")
+        tokenizer = tokenizer_facts(header, path)
     except Exception:  # of whatever the tokenizers library raises
         return None
     heads, kept, size = config["num_attention_heads"], config["num_key_value_heads"], made.head

@@ -14,6 +14,7 @@ from tokenizers.models import BPE
 
 from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf.configs import LARGEST_GEMMAS, not_understood
+from detgen.models.gguf.families import GGUF_FAMILIES
 from detgen.models.gguf.header import Header, list_of
 from detgen.models.gguf.sentencepiece import pairs_of, pieces_made
 from detgen.models.gguf.splits import Way, take_texts, way_of
@@ -52,23 +53,20 @@ def own_tokenizer(header: Header, path: Path) -> KeptTokenizer:
     def load() -> None:
         raise AttributeError("transformers has no tokenizer for such a file")
 
-    return KeptTokenizer(tokenizer_facts(header, path, as_said=True), path, load)
+    return KeptTokenizer(tokenizer_facts(header, path), path, load)
 
 
-def tokenizer_facts(header: Header, path: Path, *, adds_named: bool = False, as_said: bool = False) -> dict[str, Any]:
+def tokenizer_facts(header: Header, path: Path) -> dict[str, Any]:
     """The facts of which `KeptTokenizer` is made.
-
-    Args:
-        header: of the file.
-        path: of it.
-        adds_named: whether the family's tokenizer adds tokens that have a name once more, as Qwen's does.
-        as_said: whether tokens that stand for themselves are those that the file says; transformers takes those that
-            are not spelled as other tokens are for such, and adds GPT-2's own.
 
     Raises:
         ValueError: if something is not understood.
         Exception: what the tokenizers library raises, if it makes no tokenizer.
     """
+    family = GGUF_FAMILIES.get(header.architecture)
+    # Whether tokens that stand for themselves are those that the file says; transformers takes those that are not
+    # spelled as other tokens are for such, and adds GPT-2's own.
+    as_said = family is not None and not family.tokenized
     said, template = _said(header, _UNUSED if as_said else set())
     way, joins = way_of(header), "merges" if "merges" in said else "scores"
     tokens, types, joined = (list_of(path, header, _PREFIX + name) for name in ("tokens", "token_type", joins))
@@ -89,7 +87,7 @@ def tokenizer_facts(header: Header, path: Path, *, adds_named: bool = False, as_
         named["mask"] = "<mask>"  # of which no file says so
     once, there = list(dict.fromkeys(named.values())), {x.content for x in made.get_added_tokens_decoder().values()}
     made.add_tokens([AddedToken(text, special=True) for text in once if text not in there])
-    if adds_named:
+    if family is None and header.architecture != "llama":  # whose classes do that, as Qwen's
         made.add_tokens([AddedToken(text, special=True) for text in once])
     ids = {name: made.token_to_id(text) for name, text in named.items()}
     begins = said.get("add_bos_token", way is None or way.begins), said.get("add_eos_token", False)

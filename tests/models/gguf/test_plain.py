@@ -474,7 +474,7 @@ def check_tokenizers(path: Path, texts: Iterable[str] = TEXTS) -> None:
     """The tokenizer of a file is that of transformers: its state, and what becomes of texts."""
     header = read_header(path, "x")
     _, asked = gguf_models.settings(path, header)
-    facts = tokenizer_facts(header, path, adds_named=header.architecture != "llama")
+    facts = tokenizer_facts(header, path)
     quick: Any = KeptTokenizer(facts, path, lambda: pytest.fail("it is loaded"))
     assert facts_of(quick, path) == facts_of(asked, path)
     assert gguf_models.ends(header, quick) == gguf_models.ends(header, asked)
