@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from detgen.models.gguf.configs import FACTORS, LARGEST_GEMMAS, Said, not_understood
+from detgen.models.gguf.families import GGUF_FAMILIES
 from detgen.models.gguf.header import Header
 from detgen.models.stored import Place, whole
 from detgen.program.arrays import floats
@@ -92,7 +93,7 @@ def settings_of(header: Header, path: Path, kind: Kind) -> dict[str, Any]:
     known = {"usual": size == hidden // heads, "said": any(said[:2]), "any": True}[kind.heads]
     if not known or size % 2 or not {*said} <= {0, size}:
         raise not_understood("sizes of heads", said)
-    epsilon = of.take("attention.layer_norm_rms_epsilon", float)
+    epsilon = _number(of, header, "attention.layer_norm_rms_epsilon")
     if not 0 < epsilon < 1:
         raise of.misunderstood("attention.layer_norm_rms_epsilon", epsilon)
     config = {
@@ -118,11 +119,16 @@ def settings_of(header: Header, path: Path, kind: Kind) -> dict[str, Any]:
     return config
 
 
+def _number(of: Said, header: Header, name: str) -> float:
+    """A setting as transformers takes it, or as the family's row does where there is one; errors as `take`."""
+    return of.number(name) if header.architecture in GGUF_FAMILIES else of.take(name, float)
+
+
 def _rotary(of: Said, header: Header, path: Path, kind: Kind, size: int) -> dict[str, Any]:
     """Those of the rotary embedding, or of that of each kind of layers; errors as `settings_of`."""
-    rotary: dict[str, Any] = {"rope_theta": of.take("rope.freq_base", float), "rope_type": "default"}
+    rotary: dict[str, Any] = {"rope_theta": _number(of, header, "rope.freq_base"), "rope_type": "default"}
     if (scaling := of.take("rope.scaling.type", str, "none")) == "linear":
-        rotary |= {"rope_type": scaling, "factor": of.take("rope.scaling.factor", float)}
+        rotary |= {"rope_type": scaling, "factor": _number(of, header, "rope.scaling.factor")}
     elif scaling != "none":
         raise of.misunderstood("rope.scaling.type", scaling)
     of_windows = of.take("rope.freq_base_swa", float, 1e4) if kind.name == "Gemma3" else 1e4
