@@ -12,9 +12,9 @@ import gguf
 import numpy as np
 import torch
 
-from detgen.kernels.bits import same_bits
 from detgen.models.loading import load_model
 from detgen.models.wrappers import auto_class
+from detgen.program.arrays import same_bits
 from helpers.gguf_files import bits_of, loaded, write_vocabulary, written
 
 KEYS = {  # what settings are called, and what configurations call them

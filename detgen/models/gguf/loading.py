@@ -15,6 +15,7 @@ from detgen.models.explained import explained
 from detgen.models.fitting import check_size
 from detgen.models.gguf import models
 from detgen.models.gguf.header import Header, check_gguf
+from detgen.models.gguf.places import kept_places, reader_of
 from detgen.models.gguf.plain import plain_model
 from detgen.models.keeping import Kept, Place
 from detgen.models.kept_tokenizer import KeptTokenizer
@@ -38,7 +39,7 @@ def load_gguf(
     rounded = HALVES.get(dtype)
 
     def reading(model: Any, kept: Kept) -> Read | None:
-        return models.reader_of(model, kept.facts["places"], kept.arrays, header, path, rounded)
+        return reader_of(model, kept.facts["places"], kept.arrays, header, path, rounded)
 
     if at is not None:
         found = kept_model(at, path, name, dtype, "none", observer, reading, lambda: gguf_tokenizer(path, name))
@@ -57,7 +58,7 @@ def load_gguf(
     context, eos = context_of(config), models.ends(header, tokenizer)
     loaded = LoadedModel(name, model, tokenizer, digest, context, eos, read=read, dtype=dtype)
     if at is not None:
-        places, orders = models.kept_places(read)
+        places, orders = kept_places(read)
         loaded = to_be_kept(loaded, at, path, {"places": places}, orders)
     return loaded
 
@@ -92,7 +93,7 @@ def _plain(path: Path, name: str, dtype: DTypeName, header: Header, observer: Ob
         model = model_of(found.skeleton)
         if not has_description(model):
             return None
-        read = models.reader_of(model, found.places, found.orders, header, path, HALVES.get(dtype))
+        read = reader_of(model, found.places, found.orders, header, path, HALVES.get(dtype))
         tokenizer = KeptTokenizer(found.tokenizer, path, lambda: gguf_tokenizer(path, name))
         digest = model_digest(path, observer, trusted=False)
     context, eos = context_of(model.config), models.ends(header, tokenizer)

@@ -23,7 +23,8 @@ from detgen.errors import EngineError
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.machine import CPU
 from detgen.models.gguf.header import read_header
-from detgen.models.gguf.models import empty_model, ends, kept_places, reader_of, settings
+from detgen.models.gguf.models import empty_model, ends, settings
+from detgen.models.gguf.places import kept_places, reader_of
 from detgen.models.known import known
 from detgen.models.stored import whole
 from detgen.program.arrays import same_bits

@@ -26,6 +26,7 @@ from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf import models as gguf_models
 from detgen.models.gguf.header import list_of, read_header
 from detgen.models.gguf.loading import asking
+from detgen.models.gguf.places import kept_places
 from detgen.models.gguf.plain import Plain, plain_model
 from detgen.models.gguf.splits import WAYS
 from detgen.models.gguf.tokenizer import tokenizer_facts
@@ -278,7 +279,7 @@ def check_same(path: Path) -> Plain:
     shapes = [{n: p.shape for n, p in model_of(one).named_parameters()} for one in (found.skeleton, theirs)]
     assert shapes[0] == shapes[1]
     assert found.skeleton["unread"] == theirs["unread"]
-    kept = gguf_models.kept_places(read)
+    kept = kept_places(read)
     assert kept is not None
     assert (found.places, found.orders.keys()) == (kept[0], kept[1].keys())
     assert all(np.array_equal(order, kept[1][name]) for name, order in found.orders.items())

@@ -1,0 +1,80 @@
+"""Where the weights of a GGUF file lie, also as data that is kept between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from detgen.models.gguf.header import Header
+from detgen.models.stored import Below, Heads, Lying, Place, Reader, SideBySide
+
+_COLUMNS = "columns"  # what follows a tensor's name where an order is of its columns
+
+
+def place_of(
+    path: Path,
+    header: Header,
+    tensor: str,
+    order: np.ndarray | None = None,
+    columns: np.ndarray | None = None,
+    change: str | None = None,
+) -> Place:
+    """Where a tensor lies, or one of those that a tensor is a stack of, by its number behind a slash."""
+    name, _, number = tensor.partition("/")
+    entry = header.tensors[name]
+    place = Place(path, entry.kind, entry.shape, entry.at, tensor, order, columns, change)
+    if not number:
+        return place
+    one = place._replace(shape=entry.shape[1:])
+    return one._replace(at=entry.at + int(number) * one.size)
+
+
+def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Where the weights lie that `empty_model` has found, as data that JSON can hold, and orders of rows by names."""
+    places: dict[str, Any] = {}
+    orders: dict[str, np.ndarray] = {}
+    for name, lying in reader.places.items():
+        parts = [part for part in getattr(lying, "parts", [lying]) if isinstance(part, Place)]
+        made = places[name] = {"tensors": [part.name for part in parts], "joined": None}
+        for part in parts:
+            if part.change is not None:
+                made["change"] = part.change
+            for key, order in ((part.name, part.order), (f"{part.name} {_COLUMNS}", part.columns)):
+                if order is not None:
+                    orders[key] = order
+        if isinstance(lying, SideBySide):
+            made["joined"] = [lying.in_turns, lying.turned]
+        if isinstance(lying, Heads):
+            made["joined"] = "heads"
+        if isinstance(lying, Below):
+            made["joined"] = []
+            if lying.order is not None:
+                orders[name] = lying.order
+    return places, orders
+
+
+def reader_of(
+    model: Any,
+    places: dict[str, Any],
+    orders: Mapping[str, np.ndarray],
+    header: Header,
+    path: Path,
+    dtype: np.dtype[Any] | None,
+) -> Reader:
+    """What reads the weights of a model whose parameters have no memory, from where `kept_places` has them."""
+
+    def lying(name: str) -> Lying:
+        found, change = [], places[name].get("change")
+        for tensor in places[name]["tensors"]:
+            columns = orders.get(f"{tensor} {_COLUMNS}")
+            found.append(place_of(path, header, tensor, orders.get(tensor), columns, change))
+        if (joined := places[name]["joined"]) is None:
+            return found[0]
+        if joined == "heads":
+            return Heads((found[0], found[1]))
+        return SideBySide(tuple(found), *joined) if joined else Below(tuple(found), orders.get(name))
+
+    return Reader(model, {name: lying(name) for name in places}, dtype)
