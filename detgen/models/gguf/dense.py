@@ -116,7 +116,7 @@ def kinds_of(windows: list[bool]) -> list[str]:
 
 def biased(header: Header, tensor: str) -> bool:
     """Whether layers have a bias there."""
-    return f"blk.0.{tensor}.bias" in header.tensors
+    return f"blk.0.{tensor}.bias" in header.tensors or (tensor == "attn_q" and biased(header, "attn_qkv"))
 
 
 def granite_settings(of: Said, header: Header) -> dict[str, Any]:

@@ -58,6 +58,7 @@ GGUF_FAMILIES = {
     "mpt": GgufFamily(older.mpt),
     "gptneox": GgufFamily(older.gptneox, changes=older.by_heads),
     "starcoder": GgufFamily(older.starcoder),
+    "exaone": GgufFamily(older.exaone, tables="llama"),
     "phi2": GgufFamily(longrope.phi2),
     "phi3": GgufFamily(longrope.phi3),
     "phimoe": GgufFamily(longrope.phimoe),

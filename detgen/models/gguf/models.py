@@ -182,7 +182,7 @@ def empty_model(
     """
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-    from detgen.models.gguf.names import Names
+    from detgen.models.gguf.names import Names, alone
 
     model = without_weights(config, FLOAT32)
     if describe(model) is None:
@@ -216,8 +216,9 @@ def empty_model(
         elif part is not None:
             joined[name][part] = place
         else:
-            change = changes.get(_part_of(tensor))
-            places[name], shape = _converted(place, processor, tensor) if change is None else _changed(place, change)
+            called = alone(tensor)
+            change = changes.get(_part_of(called))
+            places[name], shape = _converted(place, processor, called) if change is None else _changed(place, change)
             _check_shape(tensor, shape, wanted[name].shape)
     for name, parts in joined.items():
         if not parts:

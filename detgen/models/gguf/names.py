@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from detgen.models.gguf.families import GGUF_FAMILIES
@@ -23,8 +24,17 @@ _STACKS = {
     "altup_proj.weight": "model.altup_projections.{}.weight",
     "altup_unembd_proj.weight": "model.altup_unembed_projections.{}.weight",
 }
+# Queries, keys and values in one tensor, of models that have them in three.
+_JOINED = re.compile(r"(?P<block>blk\.\d+\.attn_)qkv\.(?P<kind>weight|bias)")
 # What layers have, too, that see the keys and values of others.
 _UNREAD = re.compile(r"attn_(k|v|k_norm)\.weight")
+
+
+def alone(tensor: str) -> str:
+    """What queries, keys or values that are a part of a tensor are called where they are one; else what is given."""
+    whole, _, part = tensor.partition("/")
+    joined = _JOINED.fullmatch(whole)
+    return f"{joined['block']}{part}.{joined['kind']}" if joined and part else tensor
 
 
 class Names:
@@ -51,12 +61,14 @@ class Names:
         self._counted = range(config.num_hidden_layers, header.settings[f"{header.architecture}.block_count"])
         self._own = config.num_hidden_layers - getattr(config, "num_kv_shared_layers", 0)
 
-    @staticmethod
-    def tensors(header: Header) -> list[str]:
-        """All tensors; of one that is a stack, each with its number behind a slash."""
+    def tensors(self, header: Header) -> list[str]:
+        """All tensors; of one that is several parameters, each with its number, or q, k and v, behind a slash."""
         found: list[str] = []
         for tensor, entry in header.tensors.items():
-            found += [f"{tensor}/{i}" for i in range(entry.shape[0])] if tensor in _STACKS else [tensor]
+            parts: Iterable[Any] = range(entry.shape[0]) if tensor in _STACKS else ()
+            if _JOINED.fullmatch(tensor) and self.of(tensor)[0] is None:
+                parts = "qkv"
+            found += [f"{tensor}/{part}" for part in parts] or [tensor]
         return found
 
     def are_unread(self, tensor: str) -> bool:
@@ -68,6 +80,7 @@ class Names:
 
     def of(self, tensor: str) -> tuple[str | None, int | None]:
         """The parameter, or the buffer, that a tensor is, None if it is none; and which part of it, or None."""
+        tensor = alone(tensor)
         stack, _, number = tensor.partition("/")
         if number:
             return _STACKS[stack].format(number), None

@@ -13,7 +13,7 @@ import numpy as np
 
 from detgen.models.gguf.changes import Change
 from detgen.models.gguf.configs import Said
-from detgen.models.gguf.dense import MEAN, THETA, biased, common, rotary
+from detgen.models.gguf.dense import MEAN, RMS, THETA, biased, common, rotary
 from detgen.models.gguf.header import Header
 
 if TYPE_CHECKING:
@@ -111,3 +111,16 @@ def starcoder(of: Said, header: Header, _: Path) -> PreTrainedConfig:
     if (keys := made.pop("num_key_value_heads")) != 1:
         raise of.misunderstood("attention.head_count_kv", keys)
     return GPTBigCodeConfig(**made, n_inner=4 * made["hidden_size"])
+
+
+def exaone(of: Said, header: Header, _: Path) -> PreTrainedConfig:
+    """Of EXAONE 3 and 3.5, which transformers does not have, and which compute what Llama does."""
+    from transformers import LlamaConfig
+
+    made = common(of, header)
+    return LlamaConfig(
+        **made,
+        intermediate_size=of.take("feed_forward_length", int),
+        rms_norm_eps=of.number(MEAN if of.says(MEAN) else RMS),  # of the same norms, whatever a file calls them
+        rope_parameters=rotary(of, made["hidden_size"] // made["num_attention_heads"]),
+    )

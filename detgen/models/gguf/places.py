@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from detgen.models.gguf.configs import ELSE
 from detgen.models.gguf.header import Header
 from detgen.models.stored import Below, Heads, Lying, Place, Reader, SideBySide
 
@@ -22,14 +23,34 @@ def place_of(
     columns: np.ndarray | None = None,
     change: str | None = None,
 ) -> Place:
-    """Where a tensor lies, or one of those that a tensor is a stack of, by its number behind a slash."""
-    name, _, number = tensor.partition("/")
+    """Where a tensor lies, or one of those that a tensor is, by what is behind a slash; see `Names.tensors`."""
+    name, _, part = tensor.partition("/")
     entry = header.tensors[name]
     place = Place(path, entry.kind, entry.shape, entry.at, tensor, order, columns, change)
-    if not number:
+    if not part:
         return place
-    one = place._replace(shape=entry.shape[1:])
-    return one._replace(at=entry.at + int(number) * one.size)
+    if part.isdecimal():
+        one = place._replace(shape=entry.shape[1:])
+        return one._replace(at=entry.at + int(part) * one.size)
+    first, count = _rows_of(header, entry.shape[0], part)
+    row = place.size // entry.shape[0]
+    return place._replace(shape=(count, *entry.shape[1:]), at=entry.at + first * row)
+
+
+def _rows_of(header: Header, rows: int, part: str) -> tuple[int, int]:
+    """Where queries, keys or values begin among the rows of all heads, and how many these are.
+
+    Raises:
+        ValueError: if there are not as many rows as whole heads have.
+    """
+    keys = ("head_count", "head_count_kv")
+    heads, kept = (header.settings.get(f"{header.architecture}.attention.{key}") for key in keys)
+    kept = heads if kept is None else kept
+    if type(heads) is not int or type(kept) is not int or heads < 1 or kept < 1 or rows % (heads + 2 * kept):
+        raise ValueError(f"{rows} rows of queries, keys and values are not understood here; {ELSE}")
+    size = rows // (heads + 2 * kept)
+    first, count = {"q": (0, heads), "k": (heads, kept), "v": (heads + kept, kept)}[part]
+    return first * size, count * size
 
 
 def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -204,7 +204,7 @@ def hy_v3(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def cohere2_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Command A with experts, without the layers that foresee tokens."""
+    """Of North Mini Code, without the layers that foresee tokens."""
     from transformers import Cohere2MoeConfig
 
     of.leave_out_foreseeing()

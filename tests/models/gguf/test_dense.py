@@ -343,6 +343,34 @@ def test_stored_weights_stand_for_their_numbers(
     check_stored(MODELS[name], folders(name), tmp_path, kinds)
 
 
+def in_one(name: str, folder: Path) -> dict[str, np.ndarray | None]:
+    """Queries, keys and values in one tensor, as llama.cpp's converter writes them if asked to, and older ones did."""
+    tensors, more = dict(tensors_of(folder, MODELS[name])), dict[str, np.ndarray | None]()
+    for i in range(MODELS[name].config().num_hidden_layers):
+        for kind in ("weight", "bias"):
+            parts = [f"blk.{i}.attn_{one}.{kind}" for one in "qkv"]
+            if parts[0] in tensors:
+                more[f"blk.{i}.attn_qkv.{kind}"] = np.concatenate([tensors[part] for part in parts])
+                more |= dict.fromkeys(parts)
+    return more
+
+
+@pytest.mark.parametrize("name", usual(["granite"], ["granite", "ernie4_5", "glm", "qwen3vl", "olmo2"]))
+def test_queries_keys_and_values_may_be_one_tensor(
+    name: str, folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = folders(name)
+    path = made(name, folder, tmp_path / "model.gguf", more=in_one(name, folder))
+    check_same(path, folder)
+    check_kept(path)
+    paths = [tmp_path / f"{kind}.gguf" for kind in ("joined", "apart")]
+    for path, more in zip(paths, (in_one(name, folder), {}), strict=True):
+        made(name, folder, path, more=more, kind_of=lambda _: "Q8_0")
+    joined, apart = map(loaded, paths)
+    assert same_bits(bits_of(joined), bits_of(apart))
+
+
 def test_older_files_of_deepseek_have_all_heads(folders: Callable[[str], Path], tmp_path: Path) -> None:
     """With keys and values in one weight, and sizes of theirs."""
     folder, heads = folders("deepseek_v3"), SIZES["num_attention_heads"]
@@ -518,6 +546,13 @@ NORM = np.ones(64, np.float32)
         ("granite", {"rope.scaling.type": "longrope"}, {}, r"rope\.scaling\.type = longrope is not understood"),
         ("granite", {"rope.scaling.finetuned": False}, {}, r"rope\.scaling\.finetuned = False is not understood"),
         ("granite", {"expert_shared_feed_forward_length": 8}, {}, r"expert_shared_feed_forward_length = 8 is not"),
+        ("granite", {}, {"blk.0.attn_qkv.weight": np.ones((129, 64), "f4")}, r"129 rows of queries, keys and values"),
+        (
+            "granite",
+            {},
+            {"blk.0.attn_qkv.weight": np.ones((128, 64), "f4")},
+            r"no such weights as blk\.0\.attn_q",
+        ),
         ("granite", {}, {"blk.0.ffn_norm.weight": None}, r"weights are missing: model\.layers\.0\.post_attention"),
         ("granite", {}, {"blk.0.attn_k_norm.weight": NORM}, r"describe no such weights as blk\.0\.attn_k_norm"),
         ("granitemoeshared", {}, {"blk.0.ffn_up_shexp.weight": None}, r"weights are missing: .*0\.shared_mlp\.input"),

@@ -63,6 +63,13 @@ MODELS = {
         lambda: hf.GPTBigCodeConfig(vocab_size=4096, n_embd=64, n_layer=3, n_head=4, n_positions=96, eos_token_id=0),
         {**WIDTH, "attention.head_count_kv": 1},
     ),
+    "exaone": Model(
+        "exaone",
+        lambda: hf.LlamaConfig(**STORED),
+        {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-6, "rope.dimension_count": 16}
+        | dict.fromkeys(("attention.key_length", "attention.value_length")),
+        tables="llama",
+    ),
 }
 SOME = ("falcon_7b", "falcon_40b", "bloom", "mpt", "gptneox", "starcoder")
 
