@@ -82,9 +82,14 @@ def phi3(of: Said, header: Header, path: Path) -> PreTrainedConfig:
     from transformers import Phi3Config
 
     made, original, factor = _phi(of, header, path)
+    rope = made["rope_parameters"]
     if factor is not None:
-        made["rope_parameters"]["attention_factor"] = factor
-    return Phi3Config(**made, original_max_position_embeddings=original)
+        rope["attention_factor"] = factor
+    if rope["rope_type"] == "linear":  # which the configuration would refuse to be told
+        made["rope_parameters"] = {"rope_theta": rope["rope_theta"]}
+    config = Phi3Config(**made, original_max_position_embeddings=original)
+    config.rope_parameters.update(rope)
+    return config
 
 
 def phimoe(of: Said, header: Header, path: Path) -> PreTrainedConfig:
