@@ -1,19 +1,26 @@
-"""What the attention of a layer consists of, as its family's row tells."""
+"""What mixes the rows of a layer: its attention, as its family's row tells, or a module that keeps states."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from detgen.kernels.decoder import StateShape
+from detgen.models.delta_nets import delta_net, delta_shape
 from detgen.models.families import first_of
 from detgen.models.latent import latent_of
-from detgen.models.parts import Attention, Latent, Linear, UnknownError, some_rows
+from detgen.models.mambas import mamba, mamba_shape, selective_mamba, selective_shape
+from detgen.models.parts import Attention, Latent, Linear, Mixer, UnknownError, some_rows
 from detgen.models.rotary import Rotary, plain_rotary, rotary_of, tuning_of
+from detgen.models.short_convolutions import convolution_shape, short_convolution
 from detgen.program.arrays import floats
 
 if TYPE_CHECKING:
     from detgen.models.description import Description
+
 
 # Classes of attentions that rotate in all layers if there are no windows.
 _ALL_WITHOUT_WINDOWS = ("Exaone4Attention", "ExaoneMoeAttention")
@@ -32,7 +39,7 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
     if family.latent:
         size, values = int(attention.qk_head_dim), int(attention.v_head_dim)
         heads = kv_heads = int(attention.num_heads)
-        qkv = latent_of(attention, of.linear, of.norm)
+        qkv = latent_of(of, attention)
         if rotary is None or 2 * len(rotary.frequencies) != attention.qk_rope_head_dim:
             raise UnknownError("another share of heads is rotated")
     else:
@@ -115,3 +122,32 @@ def _multiplied(qkv: list[Linear], read: float, keys: float) -> list[Linear]:
     if read != 1 and any(one.bias is not None for one in qkv):
         raise UnknownError("a bias of what reads multiplied rows")
     return [one._replace(factor=read * of) for one, of in zip(qkv, (1.0, float(keys), 1.0), strict=True)]
+
+
+# Modules that keep states of sequences, by the ends of their classes' names: what they keep, and what they consist of.
+_NETS: dict[str, tuple[Callable[[Any], StateShape], Callable[[Description, Any], Mixer]]] = {
+    "GatedDeltaNet": (delta_shape, delta_net),
+    "ShortConv": (convolution_shape, short_convolution),
+    "MambaMixer": (selective_shape, selective_mamba),
+    **dict.fromkeys(("MambaLayer", "BambaMixer", "FalconH1Mixer", "Mamba2Mixer"), (mamba_shape, mamba)),
+}
+
+
+def state_shape_of(net: Any) -> StateShape | None:
+    """What a module keeps of each sequence; None if it is none of those that are known."""
+    kind = _kind(net)
+    return _NETS[kind][0](net) if kind else None
+
+
+def state_mixer(of: Description, net: Any, layer: Any) -> Mixer:
+    """The description of such a module, and of the layer that it is in.
+
+    Raises:
+        UnknownError: if it is another kind of net.
+    """
+    found = _NETS[_kind(net)][1](of, net)
+    return replace(found, out=found.out._replace(factor=float(getattr(layer, "ssm_out_multiplier", 1.0))))
+
+
+def _kind(net: Any) -> str:
+    return next((kind for kind in _NETS if type(net).__name__.endswith(kind)), "")

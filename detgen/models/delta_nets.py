@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from detgen.program.program import Program
 from detgen.program.states import DeltaRule
 
 if TYPE_CHECKING:
-    from torch import nn
+    from detgen.models.description import Description
 
 _EPSILON = 1e-6  # is added to the sum of squares of a query or a key
 
@@ -38,15 +37,8 @@ def delta_shape(net: Any) -> StateShape:
     )
 
 
-def delta_net(
-    net: Any, linear_of: Callable[[nn.Module], Linear], array_of: Callable[[nn.Parameter], np.ndarray]
-) -> DeltaNet:
+def delta_net(of: Description, net: Any) -> DeltaNet:
     """The description of a transformers module.
-
-    Args:
-        net: the module.
-        linear_of: describes a linear layer of it.
-        array_of: gives a parameter of it.
 
     Raises:
         UnknownError: if it is another kind of net.
@@ -56,16 +48,16 @@ def delta_net(
         raise UnknownError("a delta net with another norm or activation")
     if net.conv1d.bias is not None:
         raise UnknownError("a delta net whose convolution has a bias")
-    weight, _ = taps_of(net.conv1d, shape, array_of)
+    weight, _ = taps_of(of, net.conv1d, shape)
     if hasattr(net, "o_norm"):  # OLMo Hybrid's
-        qkv = [linear_of(getattr(net, name)) for name in ("q_proj", "k_proj", "v_proj")]
-        gate, strength, decay = (linear_of(getattr(net, name)) for name in ("g_proj", "b_proj", "a_proj"))
+        qkv = [of.linear(getattr(net, name)) for name in ("q_proj", "k_proj", "v_proj")]
+        gate, strength, decay = (of.linear(getattr(net, name)) for name in ("g_proj", "b_proj", "a_proj"))
     elif hasattr(net, "in_proj_qkvz"):
-        joined, gate, strength, decay = _apart(linear_of(net.in_proj_qkvz), linear_of(net.in_proj_ba), shape)
+        joined, gate, strength, decay = _apart(of.linear(net.in_proj_qkvz), of.linear(net.in_proj_ba), shape)
         qkv = [joined]
     else:
         names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-        joined, gate, strength, decay = (linear_of(getattr(net, name)) for name in names)
+        joined, gate, strength, decay = (of.linear(getattr(net, name)) for name in names)
         qkv = [joined]
     return DeltaNet(
         shape=shape,
@@ -74,10 +66,10 @@ def delta_net(
         decay=decay,
         strength=strength,
         weight=weight,
-        rates=floats(array_of(net.A_log)),
-        bias=floats(array_of(net.dt_bias)),
-        norm=Norm(floats(array_of(norm.weight)), None, norm.variance_epsilon, centred=False),
-        out=linear_of(net.o_proj if hasattr(net, "o_norm") else net.out_proj),
+        rates=floats(of.array(net.A_log)),
+        bias=floats(of.array(net.dt_bias)),
+        norm=Norm(floats(of.array(norm.weight)), None, norm.variance_epsilon, centred=False),
+        out=of.linear(net.o_proj if hasattr(net, "o_norm") else net.out_proj),
         doubled=bool(getattr(net, "allow_neg_eigval", False)),
     )
 
@@ -90,9 +82,12 @@ def _apart(qkvz: Linear, ba: Linear, shape: StateShape) -> tuple[Linear, Linear,
     ends = np.cumsum((shape.size, shape.size, values))
     *qkv, gate = (x.ravel() for x in np.split(each, ends, 1))
     strength, decay = (x.ravel() for x in np.split(np.arange(2 * shape.heads).reshape(shape.key_heads, -1), 2, 1))
-    of = ((qkvz, np.concatenate(qkv)), (qkvz, gate), (ba, strength), (ba, decay))
-    first, second, third, fourth = (some_rows(linear, rows) for linear, rows in of)
-    return first, second, third, fourth
+    return (
+        some_rows(qkvz, np.concatenate(qkv)),
+        some_rows(qkvz, gate),
+        some_rows(ba, strength),
+        some_rows(ba, decay),
+    )
 
 
 class DeltaSteps:

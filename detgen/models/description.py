@@ -16,7 +16,7 @@ from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.kernels.decoder import StateShape
 from detgen.models.activations import activation_of
 from detgen.models.altup import altup_of, deviations_of, laurel_of, streams_of
-from detgen.models.attentions import attention_of
+from detgen.models.attentions import attention_of, state_mixer, state_shape_of
 from detgen.models.families import FAMILIES, Family, first_of
 from detgen.models.layer_inputs import beside_of, layer_input_of, layer_inputs_of
 from detgen.models.mixtures import MIXTURES, experts_of
@@ -32,7 +32,6 @@ from detgen.models.parts import (
     UnknownError,
 )
 from detgen.models.skeleton import Module, is_torch
-from detgen.models.state_nets import state_mixer, state_shape_of
 from detgen.models.stored import Read, Weight, held, whole
 from detgen.models.wrappers import language_model
 from detgen.program.arrays import floats
@@ -245,7 +244,7 @@ class Description:
     def _mixers(self, index: int) -> Iterator[Mixer]:
         net, attention, layer = self.state_net(index), self.attention(index), self.layers[index]
         if net is not None:
-            yield state_mixer(net, layer, self.config, self.linear, self.array)
+            yield state_mixer(self, net, layer)
         if attention is not None:
             made = attention_of(self, attention, index)
             yield replace(made, out=made.out._replace(factor=float(getattr(layer, "attn_out_multiplier", 1.0))))

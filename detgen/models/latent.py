@@ -7,47 +7,43 @@ rotated stands first in a head here, and last in transformers; that changes no s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from detgen.kernels.c.quantizing import MADE, Form, narrowed
-from detgen.models.parts import Latent, Linear, Norm, Through, UnknownError, some_rows
+from detgen.models.parts import Latent, Linear, Through, UnknownError, some_rows
 from detgen.models.stored import Weight, whole
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from detgen.models.description import Description
 
-def latent_of(attention: Any, linear: Callable[[Any], Linear], norm: Callable[[Any], Norm | None]) -> Latent:
+
+def latent_of(of: Description, attention: Any) -> Latent:
     """What a module of latent attention consists of.
-
-    Args:
-        attention: the module of transformers.
-        linear: describes a linear layer.
-        norm: describes a norm.
 
     Raises:
         UnknownError: if it is not what DeepSeek's is.
     """
 
     def through(down: Any, between: Any, up: Linear) -> Through:
-        found = norm(between)
+        found = of.norm(between)
         if found is None or up.bias is not None:
             raise UnknownError("short vectors without a norm, or a bias behind them")
-        return Through(linear(down), found, up)
+        return Through(of.linear(down), found, up)
 
     heads = int(attention.num_heads)
     turned, plain = int(attention.qk_rope_head_dim), int(attention.qk_nope_head_dim)
     order = np.roll(np.arange(heads * (turned + plain)).reshape(heads, -1), turned, 1).ravel()
     queries: Linear | Through
     if attention.q_proj is not None:
-        queries = some_rows(linear(attention.q_proj), order)
+        queries = some_rows(of.linear(attention.q_proj), order)
     else:
-        up = some_rows(linear(attention.q_b_proj), order)
+        up = some_rows(of.linear(attention.q_b_proj), order)
         queries = through(attention.q_a_proj, attention.q_a_layernorm, up)
-    up = linear(attention.kv_b_proj)
+    up = of.linear(attention.kv_b_proj)
     return Latent(queries, through(attention.kv_a_proj_with_mqa, attention.kv_a_layernorm, up))
 
 

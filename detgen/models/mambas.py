@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from detgen.program.program import Program
 from detgen.program.states import SelectiveScan, StateSpace
 
 if TYPE_CHECKING:
-    from torch import nn
+    from detgen.models.description import Description
 
 
 def mamba_shape(net: Any) -> StateShape:
@@ -36,25 +35,14 @@ def mamba_shape(net: Any) -> StateShape:
     )
 
 
-def mamba(
-    net: Any,
-    linear_of: Callable[[nn.Module], Linear],
-    array_of: Callable[[nn.Parameter], np.ndarray],
-    factors: list[float],
-) -> Mamba:
-    """The description of a transformers module; other arguments and errors as `delta_net`.
-
-    Args:
-        net: the module.
-        linear_of: see there.
-        array_of: see there.
-        factors: of its gates, values, keys, queries and steps.
-    """
+def mamba(of: Description, net: Any) -> Mamba:
+    """The description of a transformers module; errors as `delta_net`."""
     shape = mamba_shape(net)
+    factors = getattr(of.config, "ssm_multipliers", None) or [1.0] * 5  # of gates, values, keys, queries and steps
     keys, values = shape.key_heads * shape.size, shape.heads * shape.values
     if net.activation not in ("silu", "swish") or values != net.intermediate_size:
         raise UnknownError("a Mamba-2 mixer with another activation or size")
-    projected, first = linear_of(net.in_proj), float(getattr(net, "ssm_in_multiplier", 1.0))
+    projected, first = of.linear(net.in_proj), float(getattr(net, "ssm_in_multiplier", 1.0))
     if projected.bias is not None and first != 1:
         raise UnknownError("a bias of what reads multiplied rows")
     parts, at = [], 0
@@ -63,9 +51,9 @@ def mamba(
         parts.append(part._replace(factor=first * factor))
         at += size
     gate, x, b, c, step = parts
-    weight, bias = taps_of(net.conv1d, shape, array_of)
+    weight, bias = taps_of(of, net.conv1d, shape)
     order = np.concatenate(np.split(np.arange(shape.channels), [values, values + keys])[::-1])
-    norm, norm_first = _grouped_norm(net, array_of)
+    norm, norm_first = _grouped_norm(of, net)
     return Mamba(
         shape=shape,
         qkv=[c, b, x],
@@ -73,24 +61,24 @@ def mamba(
         step=step,
         weight=np.ascontiguousarray(weight[:, order]),
         conv_bias=None if bias is None else bias[order],
-        rates=floats(array_of(net.A_log)),
-        bias=floats(array_of(net.dt_bias)),
-        skip=floats(array_of(net.D)),
+        rates=floats(of.array(net.A_log)),
+        bias=floats(of.array(net.dt_bias)),
+        skip=floats(of.array(net.D)),
         limits=(float(net.time_step_limit[0]), float(net.time_step_limit[1])),
         norm=norm,
         norm_first=norm_first,
-        out=linear_of(net.out_proj),
+        out=of.linear(net.out_proj),
     )
 
 
-def _grouped_norm(net: Any, array_of: Callable[[nn.Parameter], np.ndarray]) -> tuple[Norm | None, bool]:
+def _grouped_norm(of: Description, net: Any) -> tuple[Norm | None, bool]:
     """Of its results, by groups, and whether it comes before the gate."""
     norm = net.norm
     if is_torch(norm, "Identity"):
         return None, False
     if not type(norm).__name__.endswith("RMSNormGated"):
         raise UnknownError("a Mamba-2 mixer with another norm")
-    weight = floats(array_of(norm.weight))
+    weight = floats(of.array(norm.weight))
     groups = norm.n_groups if hasattr(norm, "n_groups") else len(weight) // norm.group_size
     return (
         Norm(weight.reshape(groups, -1), None, norm.variance_epsilon, centred=False),
@@ -169,17 +157,15 @@ def selective_shape(net: Any) -> StateShape:
     )
 
 
-def selective_mamba(
-    net: Any, linear_of: Callable[[nn.Module], Linear], array_of: Callable[[nn.Parameter], np.ndarray]
-) -> SelectiveMamba:
-    """The description of a transformers module; arguments and errors as `delta_net`."""
+def selective_mamba(of: Description, net: Any) -> SelectiveMamba:
+    """The description of a transformers module; errors as `delta_net`."""
     shape, rank = selective_shape(net), net.time_step_rank
     if net.activation not in ("silu", "swish"):
         raise UnknownError("a Mamba mixer with another activation")
-    projected, inner = linear_of(net.in_proj), linear_of(net.x_proj)
-    weight, bias = taps_of(net.conv1d, shape, array_of)
+    projected, inner = of.linear(net.in_proj), of.linear(net.x_proj)
+    weight, bias = taps_of(of, net.conv1d, shape)
     names = {"dt_layernorm": rank, "b_layernorm": shape.size, "c_layernorm": shape.size}
-    times, key, query = (_norm(getattr(net, name, None), size, array_of) for name, size in names.items())
+    times, key, query = (_norm(of, getattr(net, name, None), size) for name, size in names.items())
     return SelectiveMamba(
         shape=shape,
         x=some_rows(projected, slice(shape.values)),
@@ -189,20 +175,20 @@ def selective_mamba(
         low=some_rows(inner, slice(rank)),
         kq=some_rows(inner, slice(rank, rank + 2 * shape.size)),
         norms=(times, key, query),
-        step=Linear(array_of(net.dt_proj.weight), None),
-        rates=np.ascontiguousarray(floats(array_of(net.A_log)).T),
-        bias=floats(array_of(net.dt_proj.bias)),
-        skip=floats(array_of(net.D)),
-        out=linear_of(net.out_proj),
+        step=Linear(of.array(net.dt_proj.weight), None),
+        rates=np.ascontiguousarray(floats(of.array(net.A_log)).T),
+        bias=floats(of.array(net.dt_proj.bias)),
+        skip=floats(of.array(net.D)),
+        out=of.linear(net.out_proj),
     )
 
 
-def _norm(norm: Any, size: int, array_of: Callable[[nn.Parameter], np.ndarray]) -> Norm | None:
+def _norm(of: Description, norm: Any, size: int) -> Norm | None:
     """A norm of so many entries; that of Falcon Mamba has no weights."""
     if norm is None:
         return None
     if is_parameter(norm.weight):
-        return Norm(floats(array_of(norm.weight)), None, norm.variance_epsilon, centred=False)
+        return Norm(floats(of.array(norm.weight)), None, norm.variance_epsilon, centred=False)
     return Norm(np.ones(size, np.float32), None, norm.eps, centred=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -116,7 +115,7 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
     bias, gated = getattr(linear, "bias", None), hasattr(experts, "gate_up_proj")
     picks = getattr(router, "top_k", None)
     picks = int(of.config.top_k_experts if picks is None else picks)
-    routing = _routing(mlp, router, mixture, of.array)
+    routing = _routing(of, mlp, router, mixture)
     how = {name: value for name, value in routing.items() if not isinstance(value, np.ndarray)}  # may have no numbers
     logits, routes = Buffer("router", linear.weight.shape[0]), Buffer("routes", 2 * picks)
     for fault in Route(name="", x=logits, to=routes, **how).faults():
@@ -148,14 +147,14 @@ def _weights(of: Description, experts: Any, parameter: nn.Parameter) -> Weight:
     return weight
 
 
-def _routing(mlp: Any, router: Any, mixture: Mixture, array_of: Callable[[Any], np.ndarray]) -> dict[str, Any]:
+def _routing(of: Description, mlp: Any, router: Any, mixture: Mixture) -> dict[str, Any]:
     """The fields of `Route` that say how a mixture's router chooses.
 
     Args:
+        of: the model.
         mlp: the module.
         router: that in it.
         mixture: its traits.
-        array_of: gives the numbers of a parameter.
 
     Raises:
         UnknownError: if it chooses in another way.
@@ -181,15 +180,15 @@ def _routing(mlp: Any, router: Any, mixture: Mixture, array_of: Callable[[Any], 
         how = {"scoring": Scoring.SIGMOIDS, "added": 0.0} if sigmoids else {"scoring": Scoring.OVER_PICKS}
         return found | how | {"normalized": not sigmoids or bool(router.norm_topk_prob)}
     parts = (router, getattr(router, "moe_statics", None), mlp)
-    biases = [getattr(of, name, None) for of in parts for name in ("e_score_correction_bias", "expert_bias")]
+    biases = [getattr(part, name, None) for part in parts for name in ("e_score_correction_bias", "expert_bias")]
     bias = next((bias for bias in biases if bias is not None), None)
     if bias is not None:
-        numbers = array_of(bias) if is_parameter(bias) else array(bias)
+        numbers = of.array(bias) if is_parameter(bias) else array(bias)
         found |= {"correction": floats(numbers).ravel()}
     if getattr(router, "norm_min", 0.0) > _LEAST_SUM:
         raise UnknownError("a least sum of weights that counts")
     if hasattr(router, "per_expert_scale"):
-        found |= {"factors": floats(array_of(router.per_expert_scale))}
+        found |= {"factors": floats(of.array(router.per_expert_scale))}
     if scoring == Scoring.OVER_PICKS:
         return found
     groups = int(getattr(router, "num_group", 1))
