@@ -53,9 +53,9 @@ _PLACES = ("Lisbon", "Oslo", "Kyoto", "Quito", "Turin", "Leeds")
 _COMPARED = ((16, "none", "none"), (16, "auto", "auto"), (1, "none", "none"), (1, "auto", "none"), (1, "auto", "auto"))
 
 
-def requests(count: int, temperature: float) -> list[Request]:
+def requests(count: int) -> list[Request]:
     """Different prompts that ask for the same form."""
-    params = SamplingParams(guided_json=SCHEMA, max_tokens=_MOST, temperature=temperature)
+    params = SamplingParams(guided_json=SCHEMA, max_tokens=_MOST)
     found = []
     for i in range(count):
         person, place = _PEOPLE[i % len(_PEOPLE)], _PLACES[i % len(_PLACES)]
@@ -72,15 +72,15 @@ def free(requests: list[Request], tokens: list[int]) -> list[Request]:
     ]
 
 
-def timed(engine: Engine, requests: list[Request]) -> tuple[float, float, list[int]]:
-    """Tokens per second, tokens per pass, and tokens of each."""
+def timed(engine: Engine, requests: list[Request]) -> tuple[float, list[int]]:
+    """Tokens per second, and tokens of each."""
     engine.reset_prefix_cache()
-    passes, started = engine.canonical.passes, time.perf_counter()
+    started = time.perf_counter()
     done = engine.generate(requests)
     seconds = time.perf_counter() - started
     assert not [c.error for c in done if c.error]
     counts = [len(c.token_ids) for c in done]
-    return sum(counts) / seconds, sum(counts) / (engine.canonical.passes - passes), counts
+    return sum(counts) / seconds, counts
 
 
 def peer_of(name: str, python: str, model: str, threads: int) -> Callable[[int, list[Request]], tuple[float, float]]:
@@ -116,11 +116,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--requests", type=int, default=48)
-    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--openvino", metavar="FOLDER")
     parser.add_argument("--openvino-python", metavar="PATH", default="python")
     parser.add_argument("--vllm-python", metavar="PATH")
-    parser.add_argument("--only", type=int, action="append", help="number of a comparison, from 0")
     args = parser.parse_args()
     base = Engine(EngineConfig(target=args.target, draft=args.draft, threads=args.threads, batch_size=16))
     peers = {}
@@ -128,32 +126,20 @@ def main() -> None:
         peers["OpenVINO GenAI"] = peer_of("openvino", args.openvino_python, args.openvino, args.threads)
     if args.vllm_python:
         peers["vLLM"] = peer_of("vllm", args.vllm_python, args.target, args.threads)
-    for i, (batch, drafter, other) in enumerate(_COMPARED):
-        if args.only and i not in args.only:
-            continue
-        asked = requests(args.requests if batch > 1 else max(args.requests // 8, 1), args.temperature)
-        found, of_peers = [], {name: list[tuple[float, float]]() for name in peers if drafter == "none"}
+    for batch, drafter, other in _COMPARED:
+        asked = requests(args.requests if batch > 1 else max(args.requests // 8, 1))
+        own = f"{drafter} with the schema, {other} without"
+        found: dict[str, list[tuple[float, float]]] = {own: []}
         for _ in range(args.turns):
             fresh = [base.with_settings(drafter=name, batch_size=batch) for name in (drafter, other)]
-            speed, per_pass, counts = timed(fresh[0], asked)
-            found.append((speed, per_pass, *timed(fresh[1], free(asked, counts))[:2]))
-            for name, speeds in of_peers.items():
-                speeds.append(peers[name](batch, asked))
-        speed, per_pass, plain, plain_per_pass = (median(column) for column in zip(*found, strict=True))
-        ratio = median(a / b for a, _, b, _ in found)
-        print(
-            f"batch {batch:2}: {drafter} with the schema {speed:7.1f} tokens/s ({per_pass:.2f} a pass),"
-            f" {other} without {plain:7.1f} ({plain_per_pass:.2f}); ratio {ratio:.3f}",
-            flush=True,
-        )
-        for name, speeds in of_peers.items():
+            speed, counts = timed(fresh[0], asked)
+            found[own].append((speed, timed(fresh[1], free(asked, counts))[0]))
+            for name in peers if drafter == "none" else ():
+                found.setdefault(name, []).append(peers[name](batch, asked))
+        for name, speeds in found.items():
             speed, plain = (median(column) for column in zip(*speeds, strict=True))
             ratio = median(a / b for a, b in speeds)
-            print(
-                f"batch {batch:2}: {name} with the schema {speed:7.1f} tokens/s, without {plain:7.1f};"
-                f" ratio {ratio:.3f}",
-                flush=True,
-            )
+            print(f"batch {batch:2}: {name}: {speed:7.1f} and {plain:7.1f} tokens/s; ratio {ratio:.3f}", flush=True)
 
 
 if __name__ == "__main__":
