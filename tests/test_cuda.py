@@ -382,7 +382,7 @@ requests = [
     Request(i, i, token_ids=[5 + 7 * j % (9 + i) for j in range(n)], params=SamplingParams(max_tokens=5, **params[i]))
     for i, n in enumerate(lengths)
 ]
-for drafter, some in (("none", requests), ("ngram", requests), ("none", requests[:2])):
+for drafter, some in (("none", requests), ("ngram", requests), ("none", requests[:3])):
     engine = Engine(target=model, device="cuda", drafter=drafter, batch_size=4, kv_memory=2 << 20)
     by = Counter()
     own = {name: getattr(launching, name) for name in ("send", "fetched")}
