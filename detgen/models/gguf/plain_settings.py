@@ -70,10 +70,10 @@ _PADDING = 32000  # Phi-3's token, which has to be there
 
 def kind_of(header: Header) -> Kind | None:
     """The kind of a file's decoder; None if it is none of these."""
-    if header.architecture == "llama" and "llama.expert_count" in header.settings:
-        return _MIXTRAL
-    # A file of that name is of another family to transformers.
-    return None if header.settings.get("general.name") == "mistral" else _KINDS.get(header.architecture)
+    if header.settings.get("general.name") == "mistral":  # of another family to transformers
+        return None
+    mixed = header.architecture == "llama" and "llama.expert_count" in header.settings
+    return _MIXTRAL if mixed else _KINDS.get(header.architecture)
 
 
 def settings_of(header: Header, path: Path, kind: Kind) -> dict[str, Any]:

@@ -666,7 +666,8 @@ def test_a_name_by_which_transformers_takes_a_file_for_another_family(tmp_path: 
     def named(name: str) -> Callable[[Any], None]:
         return lambda writer: (vocabulary()(writer), writer.add_name(name))[0]
 
-    assert made_of(file_of(tmp_path / "model.gguf", tokenizer=named("mistral"))) is None
+    for kind in ("llama", "mixtral"):
+        assert made_of(file_of(tmp_path / "model.gguf", kind, named("mistral"))) is None
     check_same(file_of(tmp_path / "model.gguf", tokenizer=named("Mistral 7B")))
 
 
@@ -690,9 +691,10 @@ def test_a_weight_that_is_no_number(
         Engine(bad, drafter="none", kv_memory=4 << 20)
 
 
-def test_a_first_run_imports_no_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_first_run_imports_no_transformers(kind: str, tmp_path: Path) -> None:
     """Nor PyTorch; it keeps nothing, and writes what a run writes that asks."""
-    path = file_of(tmp_path / "model.gguf", types=("Q8_0",), tied=True)
+    path = file_of(tmp_path / "model.gguf", kind, types=("Q8_0",), tied=True)
     arguments = ["run", "--prompt", "def f(", "--max-tokens", "4", "--target", str(path), "-q", "-o"]
     code = "import sys; from detgen.__main__ import main\n"
     code += "try: main()\nfinally: print(bool({'torch', 'transformers'} & sys.modules.keys()))"
