@@ -127,7 +127,8 @@ def _number(of: Said, header: Header, name: str) -> float:
 def _rotary(of: Said, header: Header, path: Path, kind: Kind, size: int) -> dict[str, Any]:
     """Those of the rotary embedding, or of that of each kind of layers; errors as `settings_of`."""
     rotary: dict[str, Any] = {"rope_theta": _number(of, header, "rope.freq_base"), "rope_type": "default"}
-    if (scaling := of.take("rope.scaling.type", str, "none")) == "linear":
+    scaling = of.take("rope.scaling.type", str, "none")
+    if scaling == "linear" and kind.name != "Phi3":
         rotary |= {"rope_type": scaling, "factor": _number(of, header, "rope.scaling.factor")}
     elif scaling != "none":
         raise of.misunderstood("rope.scaling.type", scaling)

@@ -403,7 +403,9 @@ def test_whatever_the_settings_are(
     experts: int,
     layers: int,
 ) -> None:
-    said: dict[str, Any] = {} if factor is None else {"rope__scaling__type": "linear", "rope__scaling__factor": factor}
+    said: dict[str, Any] = {}
+    if factor is not None and kind != "phi3":
+        said = {"rope__scaling__type": "linear", "rope__scaling__factor": factor}
     if kind.startswith(("phi", "gemma")):
         said["attention__sliding_window"] = window
     if kind == "phi3":
@@ -645,6 +647,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "a Phi-3 with few tokens": {"kind": "phi3", "tokenizer": vocabulary()},
     "a Phi-3 that is stretched": {"kind": "phi3", "rope__scaling__original_context_length": 128},
+    "a Phi-3 stretched evenly": {"kind": "phi3", "rope__scaling__type": "linear", "rope__scaling__factor": 2.0},
     "a Phi-3 with long factors": {"kind": "phi3", "more": [("rope_factors_long.weight", np.ones(16, np.float32))]},
     "more experts than there are": {"kind": "qwen3moe", "expert_used_count": 6},
     "no experts": {"kind": "qwen3moe", "expert_count": 0},
