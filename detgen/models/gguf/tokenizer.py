@@ -32,10 +32,7 @@ _KNOWN = {
     # For one of both kinds, or for none.
     *("scores", "add_space_prefix", *(f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep"))),
 }
-
-
-# What a file may say, by the kind of its tokenizer.
-_ALONE: dict[Any, dict[str, Any]] = {"gpt2": {}, "llama": {"pre": "default", "add_space_prefix": True}}
+_KINDS = ("gpt2", "llama")  # byte-level, and SentencePiece's
 # Tokens of other kinds of models, and templates that a chat may ask for by name.
 _UNUSED = {
     *(f"{_PREFIX}{name}_token_id" for name in ("mask", "cls", "seperator")),
@@ -127,9 +124,11 @@ def _said(header: Header, unused: set[str]) -> tuple[dict[str, Any], str | None]
             raise not_understood(key, value)
         found[name] = value
     template = header.settings.get(_TEMPLATE)
-    if found.get("model") not in _ALONE or not isinstance(template, str | None):
-        raise not_understood(_PREFIX + "model", found.get("model"))
-    for name, known in _ALONE[found["model"]].items():
+    if (kind := found.get("model")) not in _KINDS or not isinstance(template, str | None):
+        raise not_understood(_PREFIX + "model", kind)
+    # Of pieces, Gemma's have no space before a text, and others have one; a file may say that.
+    of_pieces = {"pre": "default", "add_space_prefix": header.architecture not in LARGEST_GEMMAS}
+    for name, known in of_pieces.items() if kind == "llama" else ():
         if found.get(name, known) != known:
             raise not_understood(_PREFIX + name, found[name])
     return found, template

@@ -329,9 +329,10 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
             **dict.fromkeys(("attention__key_length", "attention__value_length", "rope__dimension_count"), 64),
         },
     ),
+    "pieces with a space": ("llama", {"tokenizer": pieces(ggml__add_space_prefix=True)}),
     "Phi-3": ("phi3", {}),
     "Phi-3 with a window": ("phi3", {"attention__sliding_window": 63, "tied": True}),
-    "Gemma 2": ("gemma2", {}),
+    "Gemma 2": ("gemma2", {"tokenizer": pieces(ggml__add_space_prefix=False, ggml__pre="default")}),
     "Gemma 2, other bounds of logits": ("gemma2", {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
     "the largest Gemma 2": (
         "gemma2",
@@ -517,7 +518,6 @@ PIECES: dict[str, Callable[[Any], None]] = {
     "no byte": pieces(begins=["<unk>", "<s>", "</s>", *LEARNED], learned=["d"], scores=lambda i: -1.0),
     "all it may say": pieces(
         ggml__pre="default",
-        ggml__add_space_prefix=True,
         ggml__add_bos_token=True,
         ggml__add_eos_token=True,
         ggml__eot_token_id=4,
@@ -624,6 +624,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "a tokenizer of another kind": {"tokenizer": vocabulary(model="t5")},
     "pieces that are split": {"tokenizer": pieces(ggml__pre="qwen2")},
     "pieces without a space": {"tokenizer": pieces(ggml__add_space_prefix=False)},
+    "Gemma's pieces with a space": {"kind": "gemma3", "tokenizer": pieces(ggml__add_space_prefix=True)},
     "scores that are none": {"tokenizer": pieces(scores=lambda _: math.nan)},
     "merges of three": {"tokenizer": pieces(ggml__merges=["a b c"])},
     "a key of the tokenizer": {"tokenizer": vocabulary(ggml__remove_extra_whitespaces=True)},
