@@ -333,7 +333,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from detgen import Engine, Request, SamplingParams
+from detgen import Engine, Request, SamplingParams, ScoreRequest
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton import launching, triton_decoder
@@ -392,6 +392,7 @@ for drafter, some in (("none", requests), ("ngram", requests), ("none", requests
     triton_decoder.fetched = counted("fetched")
     with Counting() as counting:
         engine.generate(some)
+        engine.score([ScoreRequest(0, 0, token_ids=[5, 6, 7], completions=((8, 9), (1,)))])
     launching.send = triton_decoder.send = own["send"]
     triton_decoder.fetched = own["fetched"]
     others = [counting.found[to] - by[name] for to, name in (("to the host", "fetched"), ("to the device", "send"))]

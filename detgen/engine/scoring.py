@@ -8,6 +8,7 @@ beginnings of prompts are. Knows no files and no models.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -19,7 +20,7 @@ from detgen.engine.scored import ScoredSequence
 from detgen.engine.stats import EngineStats
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.logprobs import Scores, judge_rows, of_tokens
-from detgen.kernels.sampling import Chosen, choose
+from detgen.kernels.sampling import Choices, Chosen, choose
 from detgen.program.arrays import Array, array
 from detgen.runner.model_runner import ModelRunner
 
@@ -68,11 +69,10 @@ class Scoring:
         self._stats.peak_live = max(self._stats.peak_live, len(live))
         for windows in scheduler.passes(_NONE):
             broken: list[int] = []
-            results = self._target.run(windows, broken)
+            choices = None if self.trace is not None else partial(self._choices, windows)
+            results = self._target.run(windows, broken, scored=False, choices=choices)
             if self._ahead is not None:
-                windows, found, broken = self._ahead.settle(live, windows, results, broken, self._stats)
-                assert not isinstance(found, Scores)
-                results = found
+                windows, results, broken = self._ahead.settle(live, windows, results, broken, self._stats)
             self._judge(windows, results, broken)
         done, self._done = self._done, []
         return done
@@ -82,21 +82,27 @@ class Scoring:
         self._scheduler.clear()
         self._done.clear()
 
-    def _judge(self, windows: Windows, logits: Array, broken: list[int]) -> None:
+    def _choices(self, windows: Windows) -> Choices:
+        """What a pass is to say of the tokens behind its rows."""
+        given = [token for w in windows for token in _behind(self._sequence(w.slot), w)]
+        return Choices.largest(np.array(given, np.int64))
+
+    def _judge(self, windows: Windows, results: Array | Scores, broken: list[int]) -> None:
         """Note what a pass says of the tokens behind its rows; end the sequences that were read, or broke off.
 
         Args:
             windows: those of the pass.
-            logits: float32 [sum of the windows' `logits`, vocabulary].
+            results: logits, float32 [sum of the windows' `logits`, vocabulary], or what they say of these tokens.
             broken: rows of the pass whose hidden states are not finite.
         """
         read: list[tuple[ScoredSequence, Window]] = [(self._sequence(w.slot), w) for w in windows]
         if self.trace is not None:
+            assert not isinstance(results, Scores)
             at = 0
             for seq, window in read:
-                self.trace(seq, len(seq.found), logits[at : at + window.logits])
+                self.trace(seq, len(seq.found), results[at : at + window.logits])
                 at += window.logits
-        finite, logprobs, greedy = _judged(logits, list(chain.from_iterable(_behind(seq, w) for seq, w in read)))
+        finite, logprobs, greedy = _judged(results, list(chain.from_iterable(_behind(seq, w) for seq, w in read)))
         row = asked = 0
         for seq, window in read:
             count, slot = len(window.tokens), np.array([window.slot])
@@ -143,11 +149,11 @@ def _behind(seq: ScoredSequence, window: Window) -> list[int]:
     return seq.scored[end - window.logits : end]
 
 
-def _judged(logits: Array, tokens: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _judged(results: Array | Scores, tokens: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What rows say of given tokens.
 
     Args:
-        logits: float32 [rows, vocabulary].
+        results: logits, float32 [rows, vocabulary], or the rows' scores.
         tokens: of each row.
 
     Returns:
@@ -156,8 +162,11 @@ def _judged(logits: Array, tokens: list[int]) -> tuple[np.ndarray, np.ndarray, n
     """
     if not tokens:
         return np.zeros(0, bool), np.zeros(0, np.float32), np.zeros(0, bool)
-    best, given = array(choose(logits, None).tokens), np.array(tokens)
+    given = np.array(tokens)
+    if isinstance(results, Scores):
+        return results.finite, results.logprobs, results.tokens == given
+    best = array(choose(results, None).tokens)
     # Of a row that is not finite, the largest logit is not finite either.
-    finite = np.isfinite(of_tokens(logits, best))
-    judged = judge_rows(logits, Chosen(given, np.zeros(len(tokens))))
+    finite = np.isfinite(of_tokens(results, best))
+    judged = judge_rows(results, Chosen(given, np.zeros(len(tokens))))
     return finite, judged.chosen, best == given

@@ -10,8 +10,6 @@ from detgen.kernels import choosing
 from detgen.program.arrays import Array, array, tensor
 
 if TYPE_CHECKING:
-    import torch
-
     from detgen.kernels.sampling import Chosen
 
 
@@ -119,14 +117,13 @@ def judge_rows(
     """
     at = np.arange(len(logits)) if rows is None else rows
     leads, every = picked.leads[at], None
-    if has_kernels(logits):
+    if picked.logprobs is not None and has_kernels(logits):
         there = tensor(logits)
         tokens = tensor(picked.tokens).to(there.device)
-        known = picked.logprobs if picked.logprobs is not None else _given(there, tokens)
         if whole is not None:
             wanted = tensor(at[whole]).to(there.device)
             _, every = choosing.logprobs(array(there[wanted]), array(tokens[wanted]), None, full=True)
-        return Judged(every, known[at], leads)
+        return Judged(every, picked.logprobs[at], leads)
     logits = array(logits)
     if whole is not None and len(whole) < len(at):
         _, every = choosing.logprobs(logits, picked.tokens, at[whole], full=True)
@@ -135,12 +132,3 @@ def judge_rows(
         return Judged(every, picked.logprobs[at], leads)
     chosen, all_of_them = choosing.logprobs(logits, picked.tokens, rows, full=whole is not None)
     return Judged(every if all_of_them is None else all_of_them, chosen, leads)
-
-
-def _given(logits: torch.Tensor, tokens: torch.Tensor) -> np.ndarray:
-    """The log-probabilities of tokens, float32 [rows], on CUDA."""
-    from detgen.kernels.triton.given_logprobs import logprobs
-    from detgen.kernels.triton.launching import fetched
-
-    found: np.ndarray = fetched(logprobs(logits, tokens)).numpy()
-    return found

@@ -104,7 +104,8 @@ class Choices(_Arrays):
 
     `adjustments` are None if there is none in any row. `likely`, int64 [rows], are how many of the most likely tokens
     are wanted, too; None for none of any. For passes in one call, in which sequences go on with what they choose,
-    `growing` takes the place of `adjustments`.
+    `growing` takes the place of `adjustments`. `given`, int64 [rows], are tokens whose log-probabilities are wanted in
+    the place of those that are chosen; None for those.
     """
 
     sample: np.ndarray
@@ -112,6 +113,7 @@ class Choices(_Arrays):
     adjustments: Sequence[Adjustment | None] | None = None
     growing: Sequence[Growing | None] | None = None
     likely: np.ndarray | None = None
+    given: np.ndarray | None = None
 
     if TYPE_CHECKING:
 
@@ -125,6 +127,11 @@ class Choices(_Arrays):
             name: np.array([getattr(c, name) for c in choices], dtype) for name, dtype in ARRAYS.items()
         }
         return cls(**arrays, adjustments=adjustments if any(a is not None for a in adjustments) else None)
+
+    @classmethod
+    def largest(cls, given: np.ndarray) -> Choices:
+        """That of each row's largest logit, beside given tokens."""
+        return cls(**{name: np.zeros(len(given), dtype) for name, dtype in ARRAYS.items()}, given=given)
 
     def __len__(self) -> int:
         return len(self.temperature)

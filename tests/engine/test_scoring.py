@@ -165,6 +165,22 @@ def test_the_same_bits_where_requests_come_while_others_are_read(
     assert found == want
 
 
+def test_a_device_says_the_same(plain: Engine, want: dict[tuple[Any, int], tuple[Any, ...]]) -> None:
+    """Of given tokens, and waits once for a pass; also of rows that are not finite."""
+    foreseeing = pytest.importorskip("helpers.foreseeing", exc_type=ImportError).foreseeing
+    engine = plain.with_settings(batch_size=3, prefix_cache=False)
+    broken = [ScoreRequest(0, 0, token_ids=ids(70), completions=((1, 4095, 2), (1, 2, 4095), (1, 2)))]
+    with engine.canonical.decoder.breaking(4095):
+        expected = [bits(s) for s in engine.score(broken)]
+    passes = engine.stats.target_passes
+    with foreseeing(engine) as waits:
+        found = {(s.request.id, s.sample): bits(s) for s in engine.score(items())}
+        assert len(waits) == engine.stats.target_passes - passes
+        with engine.canonical.decoder.breaking(4095):
+            assert [bits(s) for s in engine.score(broken)] == expected
+    assert found == want
+
+
 def test_completions_stand_in_order(plain: Engine) -> None:
     request = ScoreRequest(0, 0, prompt="def f", completions=tuple(f" = {c}" for c in "abcdefgh"))
     assert [s.sample for s in plain.with_settings(batch_size=3).score(request)] == list(range(8))

@@ -163,6 +163,7 @@ def _choose(
     leading,
     leaders,
     following,
+    given,
     out,
     stride,
     rows,
@@ -170,6 +171,7 @@ def _choose(
     sections,
     blocks,
     SAMPLES: tl.constexpr,
+    GIVEN: tl.constexpr,
     SECTIONS: tl.constexpr,
     BROKEN: tl.constexpr,
 ):
@@ -184,6 +186,8 @@ def _choose(
     none = tl.max(tl.load(broken + row * sections + at, mask=at < sections, other=0), 0)
     chosen = tl.load(logits + row * stride + token, mask=token < vocabulary, other=float("nan"))
     finite = (none == 0) & (chosen > float("-inf")) & (chosen < float("inf"))
+    if GIVEN:
+        chosen = tl.load(logits + row * stride + tl.load(given + row))
     largest, log = log_total(tops + row * blocks, totals + row * blocks, blocks)
     logprob = tl.where(largest < float("inf"), chosen - largest - log, float("nan"))
     bits = lead.to(tl.int64, bitcast=True)
@@ -201,12 +205,14 @@ class Asked(NamedTuple):
         lists: the rows' adjustments; None if there are none.
         cuts: whether top_k or top_p can cut a row that is sampled.
         likely: int64 [rows], how many of the most likely tokens are wanted; None for none.
+        given: int64 [rows], tokens whose log-probabilities are wanted; None for those that are chosen.
     """
 
     table: torch.Tensor | None = None
     lists: Lists | None = None
     cuts: bool = False
     likely: torch.Tensor | None = None
+    given: torch.Tensor | None = None
 
     @classmethod
     def of(cls, choices: Choices) -> Asked:
@@ -217,12 +223,13 @@ class Asked(NamedTuple):
             table = torch.from_numpy(np.stack([np.ascontiguousarray(how[name]).view(np.int64) for name in _TABLE]))
         cuts = bool((warm & ((choices.top_k > 0) | (choices.top_p < 1))).any())
         lists = None if choices.adjustments is None else Lists.of(choices.adjustments)
-        return cls(table, lists, cuts, None if choices.likely is None else torch.from_numpy(choices.likely))
+        numbers = (None if x is None else torch.from_numpy(x) for x in (choices.likely, choices.given))
+        return cls(table, lists, cuts, *numbers)
 
     def to(self, device: torch.device | str) -> Asked:
         """The same on a device."""
-        table, likely = (None if x is None else sent(x, device) for x in (self.table, self.likely))
-        return Asked(table, None if self.lists is None else self.lists.to(device), self.cuts, likely)
+        table, *numbers = (None if x is None else sent(x, device) for x in (self.table, self.likely, self.given))
+        return Asked(table, None if self.lists is None else self.lists.to(device), self.cuts, *numbers)
 
 
 def choose(logits: torch.Tensor, asked: Asked | None = None, most: int = 0) -> torch.Tensor:
@@ -237,7 +244,7 @@ def choose(logits: torch.Tensor, asked: Asked | None = None, most: int = 0) -> t
         int32 [rows, 4 + 2 * most], as `unpack` reads it: the fourth column is the tokens, BROKEN of rows that are not
         finite; what `likely` gives is behind them.
     """
-    table, lists, cuts, counts = asked or Asked()
+    table, lists, cuts, counts, given = asked or Asked()
     rows, vocabulary = logits.shape
     found = read(logits, lists)
     sections = found.best.shape[1]
@@ -256,8 +263,9 @@ def choose(logits: torch.Tensor, asked: Asked | None = None, most: int = 0) -> t
     blocks = found.tops.shape[1]
     _choose[(rows,)](
         *(logits, logits if table is None else table, found.tops, found.totals),
-        *(found.best, found.places, found.seconds, found.broken, leading, leaders, following, out),
-        *(logits.stride(0), rows, vocabulary, sections, blocks, table is not None, above(sections), BROKEN),
+        *(found.best, found.places, found.seconds, found.broken, leading, leaders, following),
+        *(logits if given is None else given, out, logits.stride(0), rows, vocabulary, sections, blocks),
+        *(table is not None, given is not None, above(sections), BROKEN),
         **OPTIONS,
     )
     most = min(most, vocabulary)
@@ -288,7 +296,9 @@ def choose_reference(logits: torch.Tensor, choices: Choices | None, most: int = 
         tokens, leads = array(picked.tokens), picked.leads
     finite = np.isfinite(rows[np.arange(len(rows)), tokens])
     packed = np.zeros(len(rows), _PACKED)
-    packed["lead"], (packed["logprob"], _) = leads, choosing.logprobs(rows, tokens, None, full=False)
+    given = None if choices is None else choices.given
+    said = tokens if given is None else given
+    packed["lead"], (packed["logprob"], _) = leads, choosing.logprobs(rows, said, None, full=False)
     packed["token"] = np.where(finite, tokens, BROKEN)
     made = packed.view(np.int32).reshape(-1, 4)
     if most and choices is not None and choices.likely is not None:

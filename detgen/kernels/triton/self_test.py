@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from detgen.kernels import choosing
 from detgen.kernels.attention import lay_out
 from detgen.kernels.c.library import Runner, best_build
 from detgen.kernels.c.panels import joined, stacked
@@ -22,7 +21,6 @@ from detgen.kernels.drawn_weights import IN_FEW_BITS, in_few_bits
 from detgen.kernels.penalties import Adjuster, Adjustment, Penalties
 from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton.core_linear import rules_on
-from detgen.kernels.triton.given_logprobs import logprobs
 from detgen.kernels.triton.growing_lists import GrowingLists
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling_kernels import choose_by, choose_reference
@@ -294,10 +292,9 @@ def checks(
     for one in tried(inputs, rules_on(device)):
         given = {b: torch.randn(one.rows, b.width, generator=maker).abs() for b in one.given}
         yield one.name, partial(_steps_right, one, rows_of(one.rows, _POSITIONS), given, device)
-    logits, tokens = torch.randn(_ROWS, vocabulary, generator=maker) * 4, torch.arange(_ROWS) * 7
+    logits = torch.randn(_ROWS, vocabulary, generator=maker) * 4
     for name, choices in _choices(vocabulary).items():
         yield name, partial(_choice_right, logits, choices, device)
-    yield "log-probabilities", partial(_logprobs_right, logits, tokens, device)
     yield "counted tokens", partial(_counts_right, device)
 
 
@@ -308,11 +305,6 @@ def _steps_right(one: Tried, rows: Rows, given: Mapping[Buffer, torch.Tensor], d
 def _choice_right(logits: torch.Tensor, choices: Choices | None, device: torch.device | str) -> bool:
     most = 0 if choices is None else choices.most
     return choose_by(logits.to(device), choices, most).cpu().equal(choose_reference(logits, choices, most))
-
-
-def _logprobs_right(logits: torch.Tensor, tokens: torch.Tensor, device: torch.device | str) -> bool:
-    wanted, _ = choosing.logprobs(logits, tokens, None, full=False)
-    return logprobs(logits.to(device), tokens.to(device)).cpu().numpy().tobytes() == wanted.tobytes()
 
 
 def _counts_right(device: torch.device | str) -> bool:
@@ -351,4 +343,5 @@ def _choices(vocabulary: int) -> dict[str, Choices | None]:
         for name, of in how.items()
     }
     likely = replace(drawn["sampling"], likely=np.arange(_ROWS))
-    return {"the largest logit": None, **drawn, "the most likely tokens": likely}
+    given = Choices.largest(np.arange(_ROWS) * 7)
+    return {"the largest logit": None, **drawn, "the most likely tokens": likely, "log-probabilities": given}

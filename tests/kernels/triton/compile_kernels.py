@@ -20,7 +20,6 @@ from detgen.kernels.triton import (
     attend,
     core_linear,
     filter_kernels,
-    given_logprobs,
     growing_lists,
     launching,
     likely_tokens,
@@ -220,8 +219,8 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     },
     "choose: put together": (
         sampling_kernels._choose,
-        [FLOAT, LONG, FLOAT, FLOAT, FLOAT, INT, FLOAT, INT, DOUBLE, INT, DOUBLE, INT, *["i32"] * 5],
-        [True, SECTIONS, sampling_kernels.BROKEN],
+        [FLOAT, LONG, FLOAT, FLOAT, FLOAT, INT, FLOAT, INT, DOUBLE, INT, DOUBLE, LONG, INT, *["i32"] * 5],
+        [True, True, SECTIONS, sampling_kernels.BROKEN],
     ),
     "grow": (
         growing_lists._grow,
@@ -234,7 +233,6 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [row_reading.SECTION],
     ),
     "likely: rows": (likely_tokens._of_rows, [LONG, LONG, INT, "i32", "i32"], [SECTIONS, 32]),
-    "given": (given_logprobs._given, [FLOAT, LONG, FLOAT, FLOAT, FLOAT, "i32", "i32"], []),
 }
 
 

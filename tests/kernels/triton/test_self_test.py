@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
+from detgen.kernels.sampling import Choices
 from detgen.kernels.triton import runner, self_test
 from detgen.program import steps, tensor_cores
 from detgen.program.interpreter import Interpreter
@@ -71,12 +72,19 @@ def test_what_is_wrong_is_named(
 
     monkeypatch.setitem(runner.KERNELS, steps.Norm, norm)
     monkeypatch.setitem(runner.KERNELS, steps.Rotate, rotate)
-    right = self_test.logprobs
-    monkeypatch.setattr(self_test, "logprobs", lambda *a: right(*a) * (1 - 2**-23))
-    some, choices = list(self_test.tried(256)), self_test._choices(500)
+    right = self_test.choose_by
+
+    def logprob(logits: torch.Tensor, choices: Choices, most: int) -> torch.Tensor:
+        packed = right(logits, choices, most)
+        packed[0, 2] ^= choices.given is not None
+        return packed
+
+    monkeypatch.setattr(self_test, "choose_by", logprob)
+    names = "sampling", "log-probabilities"
+    some, choices = list(self_test.tried(256)), {name: self_test._choices(500)[name] for name in names}
     few = [one for one in some if one.name.startswith(("norm", "rotation", "sum", "gate"))]
     monkeypatch.setattr(self_test, "tried", lambda inputs, rules: few)
-    monkeypatch.setattr(self_test, "_choices", lambda vocabulary: {"sampling": choices["sampling"]})
+    monkeypatch.setattr(self_test, "_choices", lambda vocabulary: choices)
     with small_sections():
         found = self_test.different(device, 256, 500)
     rotations = [

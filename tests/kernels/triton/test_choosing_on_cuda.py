@@ -18,8 +18,8 @@ import detgen.kernels.logprobs as judging
 from detgen.kernels import sampling
 from detgen.kernels.logprobs import Judged, judge_rows
 from detgen.kernels.penalties import Adjustment
-from detgen.kernels.sampling import Choice, Chosen, choose
-from detgen.kernels.triton.given_logprobs import logprobs
+from detgen.kernels.sampling import Choice, Choices, Chosen, choose
+from detgen.kernels.triton.sampling_kernels import choose_by, choose_reference, unpack
 from detgen.program.arrays import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -98,17 +98,17 @@ def test_what_is_not_finite_shows_in_the_chosen_logit(value: float, as_on_cuda: 
     assert finite.tolist() == [True, False, True]
 
 
-def test_tokens_that_were_given(device: str, as_on_cuda: pytest.MonkeyPatch) -> None:
+def test_tokens_that_were_given(device: str) -> None:
+    """Their log-probabilities, beside the largest logits; a row alone has the same."""
     logits = 4 * torch.randn(5, 700, generator=torch.Generator().manual_seed(1))
-    tokens = torch.tensor([0, 699, 3, 350, 12])
+    tokens = np.array([0, 699, 3, 350, 12])
+    found = choose_by(logits.to(device), Choices.largest(tokens)).cpu()
+    assert found.equal(choose_reference(logits, Choices.largest(tokens)))
+    assert unpack(found).tokens.tolist() == logits.argmax(-1).tolist()
     wanted = judge_rows(logits, Chosen(tokens, np.zeros(5))).chosen
-    found = logprobs(logits.to(device), tokens.to(device)).cpu().numpy()
-    assert found.tobytes() == wanted.tobytes()
-    (alone,) = logprobs(logits[3:4].to(device), tokens[3:4].to(device)).cpu().numpy()
-    assert alone == found[3]
-    on_cuda(as_on_cuda)
-    judged = judge_rows(logits.to(device), Chosen(tokens.to(device), np.zeros(5)))
-    assert judged.chosen.tobytes() == wanted.tobytes()
+    assert unpack(found).logprobs.tobytes() == wanted.tobytes()
+    alone = choose_by(logits[3:4].to(device), Choices.largest(tokens[3:4])).cpu()
+    assert alone[0].equal(found[3])
 
 
 def test_only_rows_that_are_asked_for_reach_the_host(as_on_cuda: pytest.MonkeyPatch) -> None:
