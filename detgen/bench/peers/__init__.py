@@ -1,4 +1,4 @@
-"""The peers: one small file each, behind the protocol `detgen.bench.peer_interface.Peer`."""
+"""The peers: one small file for each library, behind the protocol `detgen.bench.peer_interface.Peer`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from detgen.errors import BenchError
 _HOMES = {
     "detgen": "detgen_engine:DetgenPeer",
     "transformers": "transformers_generate:GeneratePeer",
-    "transformers-assisted": "transformers_assisted:AssistedPeer",
-    "transformers-continuous": "transformers_continuous:ContinuousPeer",
+    "transformers-assisted": "transformers_generate:AssistedPeer",
+    "transformers-continuous": "transformers_generate:ContinuousPeer",
     "openvino": "openvino:OpenVinoPeer",
     "llama.cpp": "llama_cpp:LlamaCppPeer",
     "ctranslate2": "ctranslate2:CTranslate2Peer",

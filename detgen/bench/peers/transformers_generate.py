@@ -1,6 +1,7 @@
-"""transformers' `generate` in static batches, on the model as transformers makes it.
+"""transformers on the model as it makes it: `generate` in static batches, with a draft model, and `generate_batch`.
 
-Batches are taken in the order of the prompts, padded on the left, and run until their longest member has its tokens.
+Static batches are taken in the order of the prompts, padded on the left, and run until their longest member has its
+tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 from detgen.bench.model_source import own_forward
 from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import Clock
+
+_PAGE = 256  # positions per page of the cache of `generate_batch`
 
 
 class GeneratePeer:
@@ -79,3 +82,72 @@ def greedy(source: ModelSource) -> Any:
     model = own_forward(source, "target")
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
     return model
+
+
+class ContinuousPeer:
+    """Runs jobs by the manager behind `model.generate_batch`, continuous batching, set up before the clock runs."""
+
+    packages = ("transformers",)
+
+    def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
+        self._model = greedy(source)
+        self._positions = source.positions
+
+    @staticmethod
+    def contenders(source: ModelSource) -> list[Contender]:
+        """One, with its defaults."""
+        name = "transformers-continuous"
+        return [Contender(name, "generate_batch", source.plain_precision, name, self_checked=True)]
+
+    def run(self, contender: Contender, job: Job) -> Outcome:
+        """All prompts at once; the manager batches them."""
+        from transformers import ContinuousBatchingConfig
+
+        # Older versions call it block_size.
+        page = "page_size" if "page_size" in ContinuousBatchingConfig.__dataclass_fields__ else "block_size"
+        config = ContinuousBatchingConfig(
+            **{page: _PAGE},
+            num_blocks=job.batch_size * -(-self._positions // _PAGE) + 2,
+            max_batch_tokens=max(512, job.batch_size),
+            max_requests_per_batch=job.batch_size,
+        )
+        with self._model.continuous_batching_context_manager(continuous_batching_config=config) as manager:
+            clock = Clock(job)
+            names = [
+                manager.add_request(list(p.tokens), max_new_tokens=p.output, record_timestamps=True)
+                for p in job.prompts
+            ]
+            done: dict[str, Any] = {}
+            while len(done) < len(names):
+                result = manager.get_result(timeout=1)
+                if result is not None and result.is_finished():
+                    done[result.request_id] = result
+                elif not manager.is_running():
+                    raise RuntimeError("its generation thread ended")
+            for index, name in enumerate(names):
+                if done[name].error is not None:
+                    raise RuntimeError(done[name].error)
+                for at in done[name].timestamps or ():
+                    clock.tokens(index, 1, at)
+            return clock.outcome([list(done[name].generated_tokens) for name in names], None)
+
+
+class AssistedPeer(GeneratePeer):
+    """Runs jobs by `model.generate(assistant_model=...)`: speculative decoding, whose batch size is 1."""
+
+    def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
+        super().__init__(source, contender, batch_sizes)
+        assistant = own_forward(source, "draft")
+        assistant.generation_config.eos_token_id = None
+        self._options = {"assistant_model": assistant}
+
+    @staticmethod
+    def contenders(source: ModelSource) -> list[Contender]:
+        """One where there is a draft model."""
+        if not source.has_draft:
+            return []
+        return [
+            Contender(
+                "transformers-assisted", "generate", source.plain_precision, "transformers-assisted", most_batch=1
+            )
+        ]
