@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import detgen
@@ -29,7 +30,6 @@ from detgen.outputs import (
     FolderStore,
     OutputFolder,
     Samples,
-    SharedStore,
     Totals,
     Writer,
     differences,
@@ -117,7 +117,9 @@ def run(
         elif config.workers:
             engine = _load_workers(config, observer, workers)
         else:
-            engine = _engine(config, source, manifest, own, shared, observer)
+            load = partial(load_engine, config.engine, observer)
+            known = None if show_thoughts else unloaded(config, source, manifest, own, shared, observer, load)
+            engine = known or load()
         if show_thoughts and not engine.thinks:
             name = engine.profile()["target"]["name"]
             raise RunError(
@@ -255,24 +257,6 @@ def _first_chunks(
     if "thoughts" not in line or not isinstance(request, Request):
         return ()
     return tuple(engine.chunks(request, line["token_ids"], dict(line["thoughts"])))
-
-
-def _engine(
-    config: RunConfig | ScoreConfig,
-    source: Prompts,
-    manifest: dict[str, Any],
-    own: FolderStore | None,
-    shared: SharedStore | None,
-    observer: Observer,
-) -> EngineLike:
-    """The engine of a run; it is not loaded where the stores have all samples."""
-
-    def load() -> EngineLike:
-        return load_engine(config.engine, observer)
-
-    if isinstance(config, RunConfig) and config.show_thoughts:
-        return load()
-    return unloaded(config, source, manifest, own, shared, observer, load) or load()
 
 
 def _load_workers(config: RunConfig | ScoreConfig, observer: Observer, opened: ExitStack) -> EngineLike:
