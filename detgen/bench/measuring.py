@@ -29,6 +29,7 @@ Outputs = defaultdict[tuple[str, str], dict[int, Tokens]]
 """Generated tokens of each prompt, by workload and label, then by batch size; empty for what never ran."""
 
 REFERENCE = "detgen none"
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 7
 
 
 def judge(rows: list[Row], outputs: Outputs) -> None:
@@ -77,9 +78,6 @@ def _wrong(row: Row, tokens: Tokens, expected: Tokens | None) -> str | None:
     if sum(firsts) < (1 if row.fewer_bits else len(firsts) / 2):
         return f"only {sum(firsts)} of {len(firsts)} first tokens are right"
     return None
-
-
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 7
 
 
 class Measuring:

@@ -14,6 +14,7 @@ from detgen.bench.processor_time import Others
 from detgen.machine import usable_cores
 
 _MARGIN = 0.05  # of the median: what two runs of a quiet machine differ by besides the spread within each
+_REMEDY = "speeds are lower and vary more than on a quiet machine"
 
 
 def compare(old: Results, new: Results) -> list[str]:
@@ -73,9 +74,6 @@ def apart(a: list[float], b: list[float]) -> bool:
 def _range(values: list[float]) -> tuple[float, float]:
     slack = _MARGIN * median(values)
     return min(values) - slack, max(values) + slack
-
-
-_REMEDY = "speeds are lower and vary more than on a quiet machine"
 
 
 def busy_now(others: Others | None) -> list[str]:

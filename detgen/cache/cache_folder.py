@@ -20,6 +20,8 @@ from detgen.outputs.shared_store import SharedStore
 from detgen.outputs.store import STORE, Store
 
 _PRIVATE = 0o700  # it holds what its user had generated
+_BATCH = 1000  # entries to a transaction, so that no other process waits for long
+_PAGES = 4000  # that are given back at a time, likewise
 
 
 def make_store(folder: Path | None, say: Callable[[str], None] = lambda text: None) -> SharedStore:
@@ -79,10 +81,6 @@ def open_store(folder: Path | None) -> Iterator[Store]:
         raise StoreError(f"there is no cache in {path.parent}; detgen run --cache {folder or 'auto'} makes one")
     with closing(Store(path)) as store:
         yield store
-
-
-_BATCH = 1000  # entries to a transaction, so that no other process waits for long
-_PAGES = 4000  # that are given back at a time, likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ _COMPOSED = 4  # most characters that normalization joins into one
 _JOINING = {"NFC", "NFKC", "NFD", "NFKD", "Lowercase"}
 # Splitters that keep all of the text, unless their behaviour says otherwise.
 _SPLITTERS = {"ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "UnicodeScripts"}
+_LARGE = 1_000_000  # characters of a text from which its length is looked at first
 
 
 class _Limits(NamedTuple):
@@ -142,9 +143,6 @@ def _vocabulary(model: dict[str, Any], in_bytes: bool) -> Iterable[str] | None:
         return known if known.issuperset(ByteLevel.alphabet()) else None
     whole = model.get("byte_fallback") and known.issuperset(f"<0x{byte:02X}>" for byte in range(256))
     return known if whole else None
-
-
-_LARGE = 1_000_000  # characters of a text from which its length is looked at first
 
 
 class Encoder:

@@ -24,6 +24,7 @@ from detgen.runner.model_runner import ModelRunner
 
 _PATIENCE = 30.0  # seconds for which others wait for a stream that is not read
 _LOOK = 0.5  # seconds between two looks at who has the turn
+_Done = TypeVar("_Done")
 
 
 class Turn:
@@ -95,9 +96,6 @@ class Turns:
             if self._holder is turn:
                 self._holder = None
             self._changed.notify_all()
-
-
-_Done = TypeVar("_Done")
 
 
 class StreamingRounds:

@@ -27,6 +27,8 @@ from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows, Take
 from detgen.program.storage import FORMATS
 
+_Linear = steps.Linear | steps.ScoredLinear | ExpertLinear
+
 
 class Programs(Protocol):
     """The programs of a model.
@@ -173,9 +175,6 @@ class ProgramDecoder(ABC):
             given[programs.extracted] = taken = states.new_empty(rows, programs.width)
             exchange.hidden = taken[:count]
         return given
-
-
-_Linear = steps.Linear | steps.ScoredLinear | ExpertLinear
 
 
 class FewerBits:

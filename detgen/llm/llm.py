@@ -25,6 +25,8 @@ from detgen.prompts.dataset import check_columns, read_row
 from detgen.prompts.record import parse_record
 from detgen.show.progress_view import open_for_a_person
 
+_Done = TypeVar("_Done", Completion, Score)
+
 
 def requests_of_batch(batch: Mapping[str, list[Any]], params: SamplingParams) -> list[Request | BadLine]:
     """A request for each row.
@@ -57,9 +59,6 @@ def columns_of(rows: Sequence[Request | BadLine], done: Iterable[Completion]) ->
         found["completion_tokens"].append(len(each.token_ids) if each is not None else 0)
         found["error"].append(error or "")
     return found
-
-
-_Done = TypeVar("_Done", Completion, Score)
 
 
 class LLM:

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 # Classes of attentions that rotate in all layers if there are no windows.
 _ALL_WITHOUT_WINDOWS = ("Exaone4Attention", "ExaoneMoeAttention")
+# Modules that keep states of sequences, by the ends of their classes' names: what they keep, and what they consist of.
+_NETS: dict[str, tuple[Callable[[Any], StateShape], Callable[[Description, Any], Mixer]]] = {
+    "GatedDeltaNet": (delta_shape, delta_net),
+    "ShortConv": (convolution_shape, short_convolution),
+    "MambaMixer": (selective_shape, selective_mamba),
+    **dict.fromkeys(("MambaLayer", "BambaMixer", "FalconH1Mixer", "Mamba2Mixer"), (mamba_shape, mamba)),
+}
 
 
 def attention_of(of: Description, attention: Any, index: int) -> Attention:
@@ -122,15 +129,6 @@ def _multiplied(qkv: list[Linear], read: float, keys: float) -> list[Linear]:
     if read != 1 and any(one.bias is not None for one in qkv):
         raise UnknownError("a bias of what reads multiplied rows")
     return [one._replace(factor=read * of) for one, of in zip(qkv, (1.0, float(keys), 1.0), strict=True)]
-
-
-# Modules that keep states of sequences, by the ends of their classes' names: what they keep, and what they consist of.
-_NETS: dict[str, tuple[Callable[[Any], StateShape], Callable[[Description, Any], Mixer]]] = {
-    "GatedDeltaNet": (delta_shape, delta_net),
-    "ShortConv": (convolution_shape, short_convolution),
-    "MambaMixer": (selective_shape, selective_mamba),
-    **dict.fromkeys(("MambaLayer", "BambaMixer", "FalconH1Mixer", "Mamba2Mixer"), (mamba_shape, mamba)),
-}
 
 
 def state_shape_of(net: Any) -> StateShape | None:

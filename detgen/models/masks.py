@@ -30,6 +30,13 @@ _AROUND = (-2, -1, 0, 1, 2)
 _MULTIPLES = (1, 2, 3, 5)
 _DENSE = 80  # first positions, all of which are compared
 _FARTHEST = 1 << 24  # numbers of a configuration beyond are no positions
+# Settings that transformers does not read, so that no comparison with its forward can tell what they change.
+_UNREAD: dict[str, dict[str, Any]] = {
+    "MptForCausalLM": {
+        **{"attn_config.alibi": True, "attn_config.alibi_bias_max": 8, "attn_config.prefix_lm": False},
+        **{"attn_config.attn_uses_sequence_id": False, "logit_scale": None},
+    },
+}
 
 
 class UnknownMaskError(NotImplementedError):
@@ -231,13 +238,6 @@ KINDS: dict[str, Callable[[Any], Heads]] = {
     "GPTJAttention": _gptj,
     "CodeGenAttention": _gptj,
     "GPTNeoSelfAttention": _gpt_neo,
-}
-# Settings that transformers does not read, so that no comparison with its forward can tell what they change.
-_UNREAD: dict[str, dict[str, Any]] = {
-    "MptForCausalLM": {
-        **{"attn_config.alibi": True, "attn_config.alibi_bias_max": 8, "attn_config.prefix_lm": False},
-        **{"attn_config.attn_uses_sequence_id": False, "logit_scale": None},
-    },
 }
 
 

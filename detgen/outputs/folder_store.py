@@ -21,6 +21,9 @@ from detgen.outputs.store import STORE, Store, beside
 _RESUME = "run the same command again to resume"
 
 _Look = tuple[int, int, int, int] | None  # device, inode, size and time of the last change of a file, if it is there
+_STEP = 256  # entries that are read at a time, while none is damaged
+_LEAST = 100  # bytes of an entry, at most
+_MOST = 1 << 28  # entries; a number that is larger is damage, too
 
 
 class FolderStore(Store):
@@ -215,11 +218,6 @@ class FolderStore(Store):
     def _remove_beside(self) -> None:
         for name in (*beside(STORE), *beside(DRAFT_STORE)):
             self._directory.remove(name)
-
-
-_STEP = 256  # entries that are read at a time, while none is damaged
-_LEAST = 100  # bytes of an entry, at most
-_MOST = 1 << 28  # entries; a number that is larger is damage, too
 
 
 def salvage(damaged: Path, into: Path) -> tuple[int, int | None]:

@@ -24,6 +24,9 @@ from detgen.program.operands import ARITHMETIC
 # Parts of a profile that cannot change an output.
 _IRRELEVANT = ("name", "path", "threads")
 _KINDS = ("command: ", "detgen: ", "profile.")
+_SIZE = 32  # bytes of a key
+_DIGEST = 16  # bytes before those of an entry
+_PROMPTING = ("transformers", "tokenizers", "jinja2")  # what turns a prompt into tokens
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -142,11 +145,6 @@ def _cached(name: str) -> str | None:
     except HFValidationError:
         return None
     return found if isinstance(found, str) else None
-
-
-_SIZE = 32  # bytes of a key
-_DIGEST = 16  # bytes before those of an entry
-_PROMPTING = ("transformers", "tokenizers", "jinja2")  # what turns a prompt into tokens
 
 
 @dataclass(frozen=True, slots=True)

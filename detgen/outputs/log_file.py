@@ -19,6 +19,7 @@ from detgen.prompts.files import zst_blocks
 COMPRESSED = ".zst"
 _LEVEL = 3
 _GIVEN_OUT = 4 << 20  # bytes, at a time
+_BLOCK = 1 << 20
 
 
 class DamagedError(ValueError):
@@ -91,9 +92,6 @@ class _Seen:
         data = self._file.read(size)
         self._see(data)
         return data
-
-
-_BLOCK = 1 << 20
 
 
 class DigestedFile:

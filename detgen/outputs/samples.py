@@ -38,6 +38,9 @@ _WHOLE = TokenRecord._fields[:-2]  # columns of a record; the last two are float
 _NONE = math.nan  # no line has another, since it would be null, too
 
 _MALFORMED = (ValueError, TypeError, AttributeError, struct.error, zlib.error, RecursionError)
+Sample = Completion | Score
+_BATCH = 256  # samples that wait for the shared store
+_MANY, _MOST_BYTES = 1000, 1 << 20  # that wait for the folder's
 
 
 def pack(sample: Completion | Score) -> bytes:
@@ -116,12 +119,6 @@ def _planes(data: bytes, step: int = 8) -> bytes:
     Most of these are float32 numbers as float64 ones, whose last bytes are zero; so they take little room.
     """
     return b"".join(data[start::step] for start in range(step)) if data else data
-
-
-Sample = Completion | Score
-
-_BATCH = 256  # samples that wait for the shared store
-_MANY, _MOST_BYTES = 1000, 1 << 20  # that wait for the folder's
 
 
 class Samples:

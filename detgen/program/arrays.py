@@ -24,6 +24,7 @@ Array: TypeAlias = Any  # one of numpy, or a tensor
 
 FLOAT32, FLOAT16 = np.dtype(np.float32), np.dtype(np.float16)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def array(x: Any) -> np.ndarray:
@@ -104,9 +105,6 @@ def stacked(rows: Sequence[Array]) -> Array:
     import torch
 
     return torch.stack([tensor(row) for row in rows])
-
-
-_BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def bits(x: Array) -> np.ndarray:

@@ -31,6 +31,7 @@ _TYPES |= {"id": str, "prompt": str, "continue_final_message": bool, "parallel_t
 _INTEGERS = [name for name, its in _TYPES.items() if its is int]
 _STRUCTURES = KEYS - {name for name, its in _TYPES.items() if its is not tuple} | {"guided_json"}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_OPTIONS = ("split", "column", "config", "revision")
 
 
 def check_columns(name: str, columns: Iterable[str], column: str | None, remedy: str) -> None:
@@ -122,9 +123,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Decimal | UUID):
         return str(value)
     return _NOTHING
-
-
-_OPTIONS = ("split", "column", "config", "revision")
 
 
 class DatasetPrompts(Prompts):

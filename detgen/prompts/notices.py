@@ -19,6 +19,9 @@ from detgen.prompts.unsupported import OTHER_NAMES, UNSUPPORTED
 _EDITS = ((11, 2), (6, 1))
 # Names of metadata that are one edit away from a key.
 _ORDINARY = frozenset({"logprob"})
+_PLACES = 1 << 16  # 512 KiB each time
+_KEYS = 100  # misspelt keys that are counted one by one
+_SHOWN = 3
 
 
 @lru_cache(maxsize=4096)
@@ -78,11 +81,6 @@ def _edits(a: str, b: str, most: int) -> int:
                 cost = min(cost, older[j - 2] + 1)
             row.append(cost)
     return row[-1]
-
-
-_PLACES = 1 << 16  # 512 KiB each time
-_KEYS = 100  # misspelt keys that are counted one by one
-_SHOWN = 3
 
 
 @dataclass(slots=True)

@@ -22,6 +22,10 @@ from detgen.report.streaming import Faults, Fields
 from detgen.report.texts import Texts
 from detgen.report.window_life import Round, rounds_of
 
+_FIRST = ("the first of the run", "the second of the run", "the third of the run")  # as many as are shown
+_Score = Callable[[Entries], np.ndarray]
+_COUNTED = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
+
 
 @dataclass(slots=True)
 class Chosen:
@@ -36,11 +40,6 @@ class Chosen:
     key: Key
     why: list[str] = field(default_factory=list)
     records: list[Fields] = field(default_factory=list)
-
-
-_FIRST = ("the first of the run", "the second of the run", "the third of the run")  # as many as are shown
-
-_Score = Callable[[Entries], np.ndarray]
 
 
 @dataclass(slots=True)
@@ -107,9 +106,6 @@ class Choosing:
             if one is not None:
                 found.setdefault(one.key, Chosen(one.key, [], one.records)).why.extend(one.why)
         return list(found.values())[: len(_FIRST)]
-
-
-_COUNTED = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
 
 
 @dataclass(frozen=True, slots=True)

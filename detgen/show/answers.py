@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from detgen.run import RunSummary
     from detgen.verify.replay.result import AuditResult
 
+_SHOWN = 3  # errors
+
 
 def show_audit(result: AuditResult, folder: Path) -> None:
     """The findings of `detgen audit`, then one line."""
@@ -160,9 +162,6 @@ def _contents(path: Path, contents: Contents) -> Iterator[tuple[str, str]]:
 
 def _day(seconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-_SHOWN = 3  # errors
 
 
 def print_summary(summary: RunSummary) -> None:

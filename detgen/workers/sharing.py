@@ -12,6 +12,10 @@ from typing import NamedTuple
 
 from detgen.errors import EngineError
 
+_PREFIX = "detgen-ray-"
+_LOCK = "in-use"
+_LONG = 40  # characters of a path behind which the name of a socket, of 107 characters at most, might not fit
+
 
 class Node(NamedTuple):
     """A machine: its cores and its GPUs, as Ray counts them."""
@@ -71,11 +75,6 @@ def _too_many(wanted: int, most: int, what: str, where: str) -> str:
     has = f"{most} {what}{'' if most == 1 else 's'}" if most else f"no {what}"
     need = f"1 worker needs a {what}" if wanted == 1 else f"{wanted} workers need a {what} each"
     return f"{need}, and {where} has {has}; ask for fewer --workers"
-
-
-_PREFIX = "detgen-ray-"
-_LOCK = "in-use"
-_LONG = 40  # characters of a path behind which the name of a socket, of 107 characters at most, might not fit
 
 
 class ScratchFolder:

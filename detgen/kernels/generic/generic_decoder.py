@@ -26,6 +26,8 @@ from detgen.program.arrays import array, tensor
 from detgen.program.operands import ARITHMETIC
 
 _PROMPT = 16  # tokens
+# Called with the name, module, arguments and output of a module.
+Take = Callable[[str, nn.Module, tuple[Any, ...], object], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +199,6 @@ class GenericDecoder:
         counted = self.model(input_ids=ids, position_ids=ids - 2, use_cache=False).logits
         same = (own - counted).abs().max() <= 1e-3 * own.abs().max()
         return "" if same else "it does not count positions from 0, as passes do"
-
-
-# Called with the name, module, arguments and output of a module.
-Take = Callable[[str, nn.Module, tuple[Any, ...], object], None]
 
 
 @contextmanager

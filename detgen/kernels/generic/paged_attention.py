@@ -19,6 +19,11 @@ from detgen.program import steps
 from detgen.program.operands import Buffer, Cache, name_of
 from detgen.program.program import Program
 
+# Called with layer, q, k, v and the layer's traits; see `PagedAttention.attend`.
+AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
+# Not every model passes unknown keyword arguments on to its attention.
+_current: ContextVar[AttendRows] = ContextVar("detgen_pass")
+
 
 class PagedAttention:
     """Stores keys and values in place and attends over pages; one pass at a time.
@@ -77,12 +82,6 @@ class PagedAttention:
             )
         )
         return Call(program, (qkv,), (program.steps[-1].writes,))
-
-
-# Called with layer, q, k, v and the layer's traits; see `PagedAttention.attend`.
-AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
-# Not every model passes unknown keyword arguments on to its attention.
-_current: ContextVar[AttendRows] = ContextVar("detgen_pass")
 
 
 def attend_current(*args: Any) -> torch.Tensor:

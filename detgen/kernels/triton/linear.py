@@ -23,6 +23,14 @@ from detgen.program.storage import RULES, SMALLEST, Storage
 
 _SMALLEST = tl.constexpr(SMALLEST)
 _ENTRIES = 1024  # of a tile, at most
+_PANEL = tl.constexpr(PANEL)
+_PART = tl.constexpr(PART_INPUTS)
+_SECTION = tl.constexpr(SECTION_PARTS * PART_INPUTS)
+_GROUP = tl.constexpr(GROUP)
+_PAIR = tl.constexpr(int(Storage.PAIR))
+_BYTE = tl.constexpr(int(Storage.BYTE))
+_CODE = tl.constexpr(int(Storage.CODE))
+_ROWS, _COLUMNS = 16, 64  # of a tile, at most
 
 
 @triton.jit(do_not_specialize=("entries",))
@@ -41,16 +49,6 @@ def narrowed(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tenso
     entries = tile(x.numel(), _ENTRIES)
     _narrow[(triton.cdiv(x.numel(), entries),)](x, to, x.numel(), entries, **OPTIONS)
     return to
-
-
-_PANEL = tl.constexpr(PANEL)
-_PART = tl.constexpr(PART_INPUTS)
-_SECTION = tl.constexpr(SECTION_PARTS * PART_INPUTS)
-_GROUP = tl.constexpr(GROUP)
-_PAIR = tl.constexpr(int(Storage.PAIR))
-_BYTE = tl.constexpr(int(Storage.BYTE))
-_CODE = tl.constexpr(int(Storage.CODE))
-_ROWS, _COLUMNS = 16, 64  # of a tile, at most
 
 
 @triton.jit

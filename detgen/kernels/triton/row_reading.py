@@ -32,6 +32,8 @@ SEED: tl.constexpr = tl.constexpr(4)
 SAMPLE: tl.constexpr = tl.constexpr(5)
 POSITION: tl.constexpr = tl.constexpr(6)
 INVERSE: tl.constexpr = tl.constexpr(7)
+_BLOCK = 128  # entries of a row whose sum is folded by itself
+_MANY = 128  # entries of an adjustment at a time
 
 
 @triton.jit
@@ -62,10 +64,6 @@ def source_of(logits, copies, bounds, row, stride, vocabulary, ADJUSTS: tl.const
         if tl.load(bounds + 2 * row) < tl.load(bounds + 2 * row + 1):
             source = copies + row * vocabulary
     return source
-
-
-_BLOCK = 128  # entries of a row whose sum is folded by itself
-_MANY = 128  # entries of an adjustment at a time
 
 
 class Lists(NamedTuple):

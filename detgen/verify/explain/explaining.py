@@ -24,6 +24,8 @@ _CHAINED = (
     "nothing differs where each pass is a call of its own: the difference arises in chains, or in the scores of rows"
 )
 _LEAST, _MOST = 5.0, 20.0  # seconds for shrinking
+Differs = Callable[[Case], bool]
+_SLOW = ("process", "quant", "sampling")  # tried first, since they make every further step cheaper
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +150,6 @@ def _logits(difference: Difference, seen: list[np.ndarray | None]) -> tuple[tupl
     if a is None or b is None or any(x is None for x in seen):
         return ()
     return tuple((float(x[a]), float(x[b])) for x in seen if x is not None)
-
-
-Differs = Callable[[Case], bool]
-
-_SLOW = ("process", "quant", "sampling")  # tried first, since they make every further step cheaper
 
 
 def shrink(case: Case, axes: Axes, pool: Pool, differs: Differs, deadline: float) -> Case:

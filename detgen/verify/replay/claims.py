@@ -36,6 +36,8 @@ _OWN = {
     "profile.target.adapter": "the adapter is not that of the run, which --adapter names",
 }
 _COUNTS = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
+# Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2, "bfloat16-tc25": 5e-2, "bfloat16-tc24": 5e-2}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -130,10 +132,6 @@ def check_summary(manifest: dict[str, Any], totals: Totals, result: AuditResult)
             wrong.append(f"{name} is {drafters.get(name)}, the lines give {given.get(name)}")
     for what in wrong:
         result.add("manifest.json", f"summary.{what}", "file")
-
-
-# Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
-TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2, "bfloat16-tc25": 5e-2, "bfloat16-tc24": 5e-2}
 
 
 def check_early(folder: Path, config: EngineConfig, prompts: str | None, observer: Observer) -> None:

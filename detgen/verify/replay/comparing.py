@@ -20,6 +20,12 @@ from detgen.outputs.records import log_entry
 from detgen.verify.replay.result import AuditResult
 
 Key = tuple[int, int]  # index of the prompt, number of the sample
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 120
+Place = tuple[Any, ...]  # a field, and the place in it if it is a list
+# Asked about a value that is another one than it must be, given the line that must be there: "tie" where rounding
+# explains it, "free" where it may stand there, else None.
+Allow = Callable[[Place, Any, Any, dict[str, Any]], str | None]
 
 
 class Line(NamedTuple):
@@ -125,15 +131,6 @@ def parse(raw: bytes) -> dict[str, Any] | None:
     if not isinstance(fields, dict) or not type(fields.get("index")) is type(fields.get("sample")) is int:
         return None
     return fields
-
-
-_SHOWN = reprlib.Repr()
-_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 120
-
-Place = tuple[Any, ...]  # a field, and the place in it if it is a list
-# Asked about a value that is another one than it must be, given the line that must be there: "tie" where rounding
-# explains it, "free" where it may stand there, else None.
-Allow = Callable[[Place, Any, Any, dict[str, Any]], str | None]
 
 
 def shown(value: object) -> str:

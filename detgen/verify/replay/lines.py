@@ -26,6 +26,11 @@ from detgen.prompts import BadLine
 from detgen.verify.replay.comparing import Key, Line, Lines, compare_line, in_words, parse
 from detgen.verify.replay.result import AuditResult
 
+AHEAD = 256  # samples that are read at a time
+# The one refusal that depends on the machine: another one has room for longer sequences.
+_NO_ROOM = re.compile(r", the KV cache holds sequences of (\d{1,12}); give it more with --kv-memory")
+_Done = TypeVar("_Done", Completion, Score)
+
 
 class KeptLines(NamedTuple):
     """The lines that a run is to write of a sample in its store: of `outputs.jsonl` and `acceptance.jsonl`."""
@@ -67,13 +72,6 @@ class Kept:
         logged = isinstance(found, Completion) and found.error is None
         log = acceptance_lines(found).encode() if isinstance(found, Completion) and logged else b""
         return KeptLines(output_line(found, self._pieces).encode(), log)
-
-
-AHEAD = 256  # samples that are read at a time
-# The one refusal that depends on the machine: another one has room for longer sequences.
-_NO_ROOM = re.compile(r", the KV cache holds sequences of (\d{1,12}); give it more with --kv-memory")
-
-_Done = TypeVar("_Done", Completion, Score)
 
 
 class Replay(ABC):

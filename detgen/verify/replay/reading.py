@@ -31,6 +31,8 @@ from detgen.kernels.penalties import adjusted_row
 from detgen.kernels.sampling import Choice, choose, scores
 from detgen.program.arrays import Array, array
 
+_Known = TypeVar("_Known", bound="Known")
+
 
 def largest(logits: Array) -> np.ndarray:
     """The largest finite magnitude of each row, float32 [rows]."""
@@ -81,9 +83,6 @@ def _at_worst(row: np.ndarray, token: int, error: float) -> np.ndarray:
     found = np.where(row + error >= row[token], np.nextafter(row + error, np.inf), row)
     found[token] = row[token]
     return found
-
-
-_Known = TypeVar("_Known", bound="Known")
 
 
 class Mismatch(NamedTuple):
