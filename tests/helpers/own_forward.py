@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from detgen.models import loading
+from detgen.models import loaded, loading
 from detgen.runner import preparing
 
 KINDS = ("c", "generic")  # decoders that the same model can have
@@ -19,6 +19,6 @@ def decoders(kind: str) -> Iterator[None]:
     assert kind in KINDS
     with pytest.MonkeyPatch.context() as patch:
         if kind == "generic":
-            for module in (loading, preparing):
+            for module in (loaded, loading, preparing):
                 patch.setattr(module, "has_description", lambda _: False)
         yield
