@@ -109,7 +109,7 @@ class Case:
 
 def told(results: np.ndarray | Scores) -> list[np.ndarray]:
     """Results as arrays."""
-    return [results] if isinstance(results, np.ndarray) else [*results]
+    return [results] if isinstance(results, np.ndarray) else [x for x in results if x is not None]
 
 
 @pytest.fixture(scope="module", params=["", "+dotprod"])

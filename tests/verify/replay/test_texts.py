@@ -348,7 +348,7 @@ def test_logits_that_are_not_finite(folder: Path, engine: Engine, monkeypatch: p
     forward = type(engine.canonical)
     original = forward.run
 
-    def broken(self: Any, *args: Any, scored: bool = False) -> Any:
+    def broken(self: Any, *args: Any, **_: Any) -> Any:
         logits = original(self, *args)
         logits[-1] = float("nan")
         return logits
