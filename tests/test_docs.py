@@ -65,6 +65,11 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
+def test_the_readme_counts_the_model_types_that_run_whole() -> None:
+    (counted,) = re.findall(r"(\d+) run whole in one call", (ROOT / "docs" / "models.md").read_text(encoding="utf-8"))
+    assert f"For the {counted} model types\n" in README
+
+
 def test_the_texts_of_forms_are_what_a_run_writes(tmp_path: Path) -> None:
     prompts, out = ROOT / "sample_prompts" / "structured.jsonl", tmp_path / "out"
     done = CliRunner().invoke(app, ["run", str(prompts), "-o", str(out), "-q"])
