@@ -1,6 +1,6 @@
 """What a declared field says of itself beside its type: how a person asks for it. Imports nothing of detgen.
 
-    top_k: Annotated[int, Field(ge=0, description="Keep the K most likely tokens; 0 is off."), Option("K")] = 0
+    top_k: Annotated[int, Field(ge=0, description="Sample from the K most likely tokens; 0 is off."), Option("K")] = 0
 
 A field with an `Option` is an option of each command that takes the declaration (`detgen.cli.declared`), and its
 description is the help. One without is for programs alone.

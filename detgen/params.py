@@ -149,13 +149,13 @@ class SamplingParams(BaseModel):
     ] = 0.0
     top_p: Annotated[
         float,
-        Field(gt=0, le=1, description="Keep the most likely tokens that together have probability P; 1 is off."),
+        Field(gt=0, le=1, description="Sample from the most likely tokens that together have probability P; 1 is off."),
         Option("P"),
         Drawn("float64", filter=True),
     ] = 1.0
     top_k: Annotated[
         int,
-        Field(ge=0, le=MOST, description="Keep the K most likely tokens; 0 is off."),
+        Field(ge=0, le=MOST, description="Sample from the K most likely tokens; 0 is off."),
         Option("K"),
         Drawn("int64", filter=True),
     ] = 0
@@ -167,7 +167,7 @@ class SamplingParams(BaseModel):
     ] = 0.0
     seed: Annotated[
         int,
-        Field(ge=0, le=2**63 - 1, description="Another seed gives another sample."),
+        Field(ge=0, le=2**63 - 1, description="Seed of the sampling noise. Another seed gives another sample."),
         Option("N", panel="Options"),
         Drawn("uint64"),
     ] = 0
@@ -197,62 +197,66 @@ class SamplingParams(BaseModel):
     # Also with `ignore_eos`, no end-of-sequence token and none of `stop_token_ids` comes before, and no stop string
     # within their text counts.
     min_tokens: Annotated[
-        int, Field(ge=0, le=MOST, description="Do not end a sample before it has N tokens."), Option("N")
+        int, Field(ge=0, le=MOST, description="Generate at least N tokens before a sample may end."), Option("N")
     ] = 0
     stop_token_ids: Annotated[
         tuple[_TokenId, ...],
-        Field(max_length=10_000, description="End the text before the token of this id."),
+        Field(max_length=10_000, description="End the text before the token with this ID."),
         BeforeValidator(_several, json_schema_input_type=Annotated[list[_TokenId], Field(max_length=10_000)]),
         Option("ID", "--stop-token-id", note="May be given several times."),
         Listed("a list of token ids", "ids"),
     ] = ()
     ignore_eos: Annotated[
-        bool, Field(description="Go on after a token that ends a text, up to the limit."), Option()
+        bool, Field(description="Continue past end-of-sequence tokens, up to the limit."), Option()
     ] = False
     # A positive logit is divided, a negative one multiplied.
     repetition_penalty: Annotated[
         float,
-        Field(ge=0.01, le=100, description="Divide logits of tokens of prompt and text by P; 1 is off."),
+        Field(ge=0.01, le=100, description="Divide the logits of tokens in the prompt or the text by P; 1 is off."),
         Option("P"),
     ] = 1.0
     frequency_penalty: Annotated[
         float,
-        Field(ge=-2, le=2, description="Subtract P from a token's logit for each time the text has it."),
+        Field(ge=-2, le=2, description="Subtract P from a token's logit for each time it occurs in the text."),
         Option("P"),
     ] = 0.0
     presence_penalty: Annotated[
-        float, Field(ge=-2, le=2, description="Subtract P from the logits of tokens that the text has."), Option("P")
+        float,
+        Field(ge=-2, le=2, description="Subtract P from the logits of tokens that occur in the text."),
+        Option("P"),
     ] = 0.0
     logit_bias: Annotated[
         tuple[tuple[int, float], ...],  # by id
-        Field(max_length=300_000, description="Numbers to add to the logits of tokens, by token id."),
+        Field(max_length=300_000, description="Numbers to add to the logits of tokens, by token ID."),
         BeforeValidator(_biases, json_schema_input_type=dict[str, Annotated[float, Field(ge=-100, le=100)]]),
         Listed("an object from token ids to numbers from -100 to 100", "ids"),
     ] = ()
     # What the text must be; at most one of these (`GUIDES`).
     guided_json: Annotated[
         str | None,
-        Field(max_length=_LONGEST_GUIDE, description="The text is JSON that fits the schema in FILE."),
+        Field(max_length=_LONGEST_GUIDE, description="Generate JSON that fits the schema in FILE."),
         BeforeValidator(_json_schema, json_schema_input_type=dict[str, Any] | str),
         Option("FILE", "--json-schema", parser=_schema_file),
         Listed("a JSON schema, an object or its text", "characters"),
     ] = None
     guided_regex: Annotated[
         str | None,
-        Field(min_length=1, max_length=_LONGEST_GUIDE, description="The whole text matches the regular expression R."),
+        Field(
+            min_length=1, max_length=_LONGEST_GUIDE, description="Generate a full match of the regular expression R."
+        ),
         Option("R", "--regex"),
         Listed("a regular expression", "characters"),
     ] = None
     guided_choice: Annotated[
         tuple[_Text, ...],
-        Field(max_length=10_000, description="The text is one of those given by TEXT."),
+        Field(max_length=10_000, description="Generate one of the texts given."),
         BeforeValidator(_several, json_schema_input_type=_Text | Annotated[list[_Text], Field(max_length=10_000)]),
-        Option("TEXT", "--choice", note="Give it once for each."),
+        Option("TEXT", "--choice", note="Give the option once for each text."),
         Listed("a non-empty string or a list of them", "strings"),
     ] = ()
     guided_grammar: Annotated[
         str | None,
-        Field(min_length=1, max_length=_LONGEST_GUIDE, description="The text is one of a grammar, in Lark or GBNF."),
+        Field(min_length=1, max_length=_LONGEST_GUIDE, description="Generate text of a grammar, in Lark or GBNF."),
         Listed("a grammar, in Lark or GBNF", "characters"),
     ] = None
 

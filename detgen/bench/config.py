@@ -74,30 +74,32 @@ class BenchConfig:
     workloads: Annotated[
         tuple[str, ...],
         Option("NAME", "--workload", panel="Options", default="sample; all with --full"),
-        "What is generated, NAME@T at a temperature T by detgen alone; may be given several times.",
+        "What to generate; NAME@T runs it at temperature T, by detgen alone. May be given several times.",
     ] = ()
     requests: Annotated[int | None, Option("N", default="two batches"), "Requests at each batch size."] = None
     batch_sizes: Annotated[
         tuple[int, ...],
         Option("LIST", "--batch-size", panel="Options", parser=_whole_numbers, default="16,1; 1,4,16,32 with --full"),
-        "Maximum numbers of requests at a time.",
+        "Batch sizes to measure: requests at a time, at most.",
     ] = ()
     fractions: Annotated[
         tuple[float, ...],
         Option("LIST", "--deterministic-fraction", parser=_numbers, default="100; 2,5,10,20,50,100 with --full"),
-        "Percentages of requests that are verified, for none and auto; the rest run unverified.",
+        "Percentages of requests to verify, for none and auto; the rest run unverified.",
     ] = ()
     scale: Annotated[
         float | None,
         Option("F", default="1 on CUDA, else 1/16; less for a short context"),
-        "Factor of the lengths of random prompts.",
+        "Factor by which to scale the lengths of random prompts.",
     ] = None
-    max_tokens: Annotated[int, Option("N", panel="Options"), "Tokens per request of sample and file:."] = 64
+    max_tokens: Annotated[
+        int, Option("N", panel="Options"), "Tokens per request in the workloads sample and file:."
+    ] = 64
     acceptances: Annotated[
         tuple[float, ...],
         Option("RATES", "--synthetic-acceptance", parser=_numbers, default="none"),
         "Also measure a drafter that is right at these rates, such as 0.5,0.7,0.9, at the cost of a draft model. Its"
-        " rows are labelled synthetic.",
+        " rows are marked as synthetic.",
     ] = ()
     peers: Annotated[
         tuple[str, ...],
@@ -111,10 +113,10 @@ class BenchConfig:
         Option("N", default="3 to 7, as time allows"),
         "Measured runs of each row; more runs give a better estimate of the spread, which --compare uses.",
     ] = None
-    seed: Annotated[int, Option("N"), "Of random prompts, lengths and weights."] = 0
+    seed: Annotated[int, Option("N"), "Seed of random prompts, lengths and weights."] = 0
     peer_pythons: Annotated[
         tuple[str, ...],
         Option("NAME=PATH", "--peer-python", default="the Python that runs detgen"),
-        "Python of the environment that a peer is installed in, such as openvino=venvs/openvino/bin/python; may be"
-        " given for several peers.",
+        "The Python of the environment in which a peer is installed, such as openvino=venvs/openvino/bin/python; may"
+        " be given for several peers.",
     ] = ()

@@ -45,7 +45,9 @@ JsonFile = Annotated[
 ]
 MovedPrompts = Annotated[
     str | None,
-    typer.Argument(metavar="PROMPTS", show_default="where the manifest says", help="Where the run's prompts are now."),
+    typer.Argument(
+        metavar="PROMPTS", show_default="where the manifest says", help="The run's prompts, if they have moved."
+    ),
 ]
 
 

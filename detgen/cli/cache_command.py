@@ -76,7 +76,7 @@ def prune_command(
             parser=parse_age,
             metavar="AGE",
             show_default=False,
-            help="Remove what has not been used for this long, such as 30d, 12h or 2w.",
+            help="Remove completions that have not been used for this long, such as 30d, 12h or 2w.",
         ),
     ] = None,
     max_size: Annotated[
@@ -85,7 +85,7 @@ def prune_command(
             parser=parser(parse_size),
             metavar="SIZE",
             show_default=False,
-            help="Remove what was used least recently, until the file is no larger than SIZE, such as 2GB.",
+            help="Remove the least recently used completions until the file is no larger than SIZE, such as 2GB.",
         ),
     ] = None,
     *,

@@ -45,11 +45,11 @@ class Shown:
 
     PANEL = "Input and output"
 
-    quiet: Annotated[bool, Option(None, "--quiet -q"), "Show only what goes wrong."] = False
+    quiet: Annotated[bool, Option(None, "--quiet -q"), "Show only problems."] = False
     log_format: Annotated[
         Literal["text", "json"],
         Option("text|json"),
-        "How progress and notices are written to standard error; json is an object a line.",
+        "Format of progress and notices on standard error; json writes one object per line.",
     ] = "text"
 
 

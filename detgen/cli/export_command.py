@@ -45,7 +45,7 @@ def export_command(
             callback=named,
             metavar="FILE",
             show_default="named after OUT",
-            help="The file to write, with hf a folder; it must not be there yet.",
+            help="The file to write (with hf, a folder). It must not exist.",
         ),
     ] = None,
     *,

@@ -52,7 +52,7 @@ Status = Annotated[
         callback=writable,
         show_default=False,
         rich_help_panel="Input and output",
-        help="Keep FILE up to date with how far the run is: a JSON object, for programs that poll it.",
+        help="Keep the run's progress in FILE, a JSON object, for programs that poll it.",
     ),
 ]
 

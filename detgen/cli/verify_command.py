@@ -85,7 +85,7 @@ def verify_command(
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Try again the difference that a file (--save) holds."),
+        typer.Option(metavar="FILE", show_default=False, help="Reproduce the difference in a file written by --save."),
     ] = None,
     save: Annotated[
         Path,
@@ -93,7 +93,7 @@ def verify_command(
             metavar="FILE",
             callback=writable,
             rich_help_panel="Input and output",
-            help="Where to write what --replay needs, if something differs.",
+            help="If something differs, write what --replay needs to this file.",
         ),
     ] = Path("detgen-difference.json"),
     json_file: JsonFile = None,

@@ -131,7 +131,7 @@ class EngineConfig:
         target_quant: quantization of the target's linear layers: q8, q4 or q4_k by detgen, nf4 or int8 by bitsandbytes,
             or none.
         draft_quant: quantization of the draft model, likewise.
-        threads: CPU threads; None for one a core.
+        threads: CPU threads; None for one per core.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
         prefill_chunk: most prompt tokens of a request per round; None fills the pass.
         prefix_cache: share KV entries of prompts that begin alike, also with finished requests.
@@ -180,18 +180,18 @@ class EngineConfig:
     dtype: Annotated[
         DTypeName,
         Field(
-            description="How weights are kept: float32 (f32), bfloat16 (bf16), float16 (f16) or auto, as the checkpoint"
-            " has them. With bfloat16, what linear layers read is rounded to it, too, which is faster on many"
-            " processors; all else is computed in float32. bfloat16-tc25 adds products up as tensor cores of Hopper"
-            " and Blackwell do, bfloat16-tc24 as those of Ampere and Ada."
+            description="Number format of weights: float32 (f32), bfloat16 (bf16), float16 (f16) or auto, the"
+            " checkpoint's own. With bfloat16, the inputs of linear layers are rounded to it, too, which is faster on"
+            " many processors; everything else is computed in float32. bfloat16-tc25 adds products up as the tensor"
+            " cores of Hopper and Blackwell do, bfloat16-tc24 as those of Ampere and Ada."
         ),
         Option("TYPE", panel="Model", parser=_dtype_of(get_args(DTypeName)), values=get_args(DTypeName)),
     ] = "auto"
     kv_dtype: Annotated[
         KVDtypeName,
         Field(
-            description="How keys and values are kept: float32 (f32), bfloat16 (bf16), which takes half the memory, or"
-            " auto: bfloat16 with --dtype bfloat16, by whatever rule, else float32."
+            description="Number format of the KV cache: float32 (f32), bfloat16 (bf16), which takes half the memory, or"
+            " auto: bfloat16 with --dtype bfloat16 (tc25 and tc24, too), else float32."
         ),
         Option("TYPE", panel="Model", parser=_dtype_of(get_args(KVDtypeName)), values=get_args(KVDtypeName)),
     ] = "auto"
@@ -213,14 +213,14 @@ class EngineConfig:
     ] = "none"
     draft_quant: Annotated[
         QuantName,
-        Field(description="Quantize the draft model, likewise."),
+        Field(description="Quantize the draft model; the same values."),
         Option("none|q8|q4|q4_k|nf4|int8", panel="Model"),
     ] = "none"
     # Far more threads than a process can start kill it without a message.
     threads: Annotated[
         int | None,
         Field(ge=1, le=1024, description="CPU threads."),
-        Option("N", panel="Speed", default="one a core"),
+        Option("N", panel="Speed", default="one per core"),
     ] = None
     kv_memory: Annotated[
         int | None,
@@ -231,7 +231,7 @@ class EngineConfig:
     prefix_cache: Annotated[
         bool,
         Field(
-            description="Read the beginning that prompts share once and keep it for later prompts. Never changes the"
+            description="Read a prefix that prompts share only once, and keep it for later prompts. Never changes the"
             " text."
         ),
         Option("on|off", panel="Expert", parser=_switch, default="on"),

@@ -37,7 +37,7 @@ class Exported:
 
 
 def export_run(folder: Path, form: Form, prompts: str | None, output: Path | None, observer: Observer) -> Exported:
-    """Write a finished run in another form. The folder stays as it is.
+    """Convert a finished run to another format. The folder stays as it is.
 
     Args:
         folder: the output folder.

@@ -28,7 +28,7 @@ _MOST_KINDS = 20  # of errors, or thoughts
 _REASONS = {"length": "length: the limit of tokens", "stop": "stop: the end of the text, or a stop string"}
 _DEFAULTS = {**dict(SamplingParams()), "limit": None, "seed_per_line": False, "echo": False}
 # What settings mean that are not given.
-_UNSET = {"draft_tokens": "auto", "threads": "one a core", "kv_memory": "a share of what was free"}
+_UNSET = {"draft_tokens": "auto", "threads": "one per core", "kv_memory": "a share of what was free"}
 
 
 class Bar(NamedTuple):

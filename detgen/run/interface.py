@@ -67,7 +67,7 @@ class RunConfig:
     params: SamplingParams = field(default_factory=SamplingParams)
     engine: EngineConfig = field(default_factory=EngineConfig)
     limit: Annotated[int | None, Option("N", panel="Options", default="all"), "Run only the first N prompts."] = None
-    overwrite: Annotated[bool, Option(), "Start over: delete what an earlier run wrote."] = False
+    overwrite: Annotated[bool, Option(), "Start over: delete what an earlier run wrote to the folder."] = False
     prompt_column: Annotated[
         str | None,
         Option("NAME", default="prompt or messages"),
@@ -76,11 +76,11 @@ class RunConfig:
     seed_per_line: Annotated[
         bool, Option(panel="Sampling"), "Derive a seed for each line from the seed and the line's id."
     ] = False
-    echo: Annotated[bool, Option(), "Write the prompt beside each output."] = False
+    echo: Annotated[bool, Option(), "Write the prompt with each output."] = False
     show_thoughts: Annotated[
         bool,
         Option(panel="Expert"),
-        "Show how a model that thinks while it reads took in the first prompt: chunks, states, thoughts.",
+        "Show how a model that thinks while it reads read the first prompt: chunks, states, thoughts.",
     ] = False
     acceptance_log: Annotated[
         Literal["jsonl", "zst", "off"],
@@ -90,13 +90,13 @@ class RunConfig:
     output_format: Annotated[
         Literal["jsonl", "openai"],
         Option("jsonl|openai"),
-        "openai also writes results.jsonl, a line per request as the OpenAI batch API has it.",
+        "openai also writes results.jsonl, a line per request in the format of the OpenAI batch API.",
     ] = "jsonl"
     cache: Annotated[
         Path | Literal["auto"] | None,
         Option("DIR|auto", parser=_folder_or_auto, default="off"),
-        "Take completions that an earlier run made from the cache in DIR, and add what this one makes: nothing is"
-        " generated twice. DIR must be on a local disk; auto is ~/.cache/detgen. Never changes the text.",
+        "Reuse completions of earlier runs from the cache in DIR, and add new ones: nothing is generated twice."
+        " DIR must be on a local disk; auto is ~/.cache/detgen. Never changes the text.",
     ] = None
     workers: WorkersConfig | None = None
     piped: BinaryIO | None = None
@@ -158,14 +158,14 @@ class ScoreConfig:
         ),
     ] = field(default_factory=lambda: EngineConfig(drafter="none"))
     limit: Annotated[int | None, Option("N", panel="Options", default="all"), "Score only the first N prompts."] = None
-    overwrite: Annotated[bool, Option(), "Start over: delete what an earlier run wrote."] = False
+    overwrite: Annotated[bool, Option(), "Start over: delete what an earlier run wrote to the folder."] = False
     prompt_column: Annotated[
         str | None,
         Option("NAME", default="prompt or messages"),
         "The column of a table, or the key of a JSON line, that holds the prompts, or texts where there are no"
         " completions.",
     ] = None
-    echo: Annotated[bool, Option(), "Write prompt and completion, or the text, beside each score."] = False
+    echo: Annotated[bool, Option(), "Write the prompt and the completion, or the text, with each score."] = False
     workers: WorkersConfig | None = None
     piped: BinaryIO | None = None
 

@@ -26,14 +26,14 @@ class WorkersConfig:
     number: Annotated[
         int | None,
         Option("N", "--workers", default="one process"),
-        "Processes that work side by side: one per GPU, or each with a share of the cores (--threads is the number of"
+        "Processes to run in parallel: one per GPU, or each with a share of the cores (--threads counts the threads of"
         " each). Needs detgen[ray]. Never changes the text.",
     ] = None
     ray: Annotated[
         str | None,
         Option("ADDRESS"),
-        "Work on a Ray cluster that this machine is part of: HOST:PORT, or auto. Without --workers, one per GPU of the"
-        " cluster, or one per node if it has none.",
+        "Run on a Ray cluster that this machine is part of: HOST:PORT, or auto. Without --workers, one worker per GPU"
+        " of the cluster, or per node if it has none.",
     ] = None
 
     def __post_init__(self) -> None:

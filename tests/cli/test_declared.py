@@ -207,7 +207,7 @@ def test_the_help_has_no_types_of_flags(words: list[str]) -> None:
 @pytest.mark.parametrize("words", [["cache", "info"], ["cache", "prune"], *([name] for name in ALL)])
 def test_every_command_shows_its_work_alike(words: list[str]) -> None:
     shown = " ".join(invoke(*words, "--help").output.replace("│", " ").split())
-    assert "--quiet -q Show only what goes wrong." in shown
+    assert "--quiet -q Show only problems." in shown
     assert "--log-format text|json" in shown
 
 

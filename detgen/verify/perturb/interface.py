@@ -28,8 +28,8 @@ class CheckConfig:
     prompts: Annotated[
         str | None,
         Option("PROMPTS", positional=True, default="the embedded ones"),
-        "Prompts in any form that run takes. They run as they are: whole, chats as chats, with their own"
-        " parameters; at most 66 of them, 96 with --full. Lines without max_tokens get few, 24 to 2.",
+        "Prompts in any format that detgen run takes. They run in full, chats as chats, with their own parameters;"
+        " at most 66 of them, 96 with --full. Lines without max_tokens generate 2 to 24 tokens.",
     ] = None
     engine: Annotated[
         EngineConfig,
@@ -42,22 +42,23 @@ class CheckConfig:
     full: Annotated[
         bool,
         Option(None, "--full/--quick", default="quick"),
-        "Longer texts and many random settings, or only settings that combine each pair of values.",
+        "Longer texts and many random settings, or only the settings that combine each pair of values.",
     ] = False
     minutes: Annotated[
         float | None,
         Option("N"),
-        "End within N minutes and a few seconds, with as many settings as fit; a difference is looked into"
-        " beyond them. If time is too short for all prompts, fewer prompts or tokens are used, and a line says so.",
+        "End within N minutes and a few seconds, with as many settings as fit; if something differs, finding out"
+        " where may take longer. If there is no time for all prompts, fewer prompts or tokens are used, and a line"
+        " says so.",
     ] = None
     axis: Annotated[
         tuple[str, ...],
         Option("NAME"),
         f"Change only this axis; may be given several times: {', '.join(TITLES).replace('_', '-')}."
-        " speculative-prefill is one of models that think.",
+        " speculative-prefill is for models that think.",
     ] = ()
     limit: Annotated[int | None, Option("N", default="all"), "Use only the first N prompts."] = None
-    seed: Annotated[int, Option("N", panel="Expert"), "Another seed selects other settings."] = 0
+    seed: Annotated[int, Option("N", panel="Expert"), "Seed that selects the settings to try."] = 0
 
     def __post_init__(self) -> None:
         """Raises CheckError for a number out of range."""
