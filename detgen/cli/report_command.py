@@ -56,7 +56,7 @@ def report_command(
 
         check_place(output)
         report = read_report(out, request or (), against)
-        display.stage("drawing the page")
+        display.stage("writing the page")
         size = write(report, output)
     from detgen.show.answers import show_report
 

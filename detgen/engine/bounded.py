@@ -149,7 +149,7 @@ class Bounded(Generic[_Result]):
         except OSError as error:  # of the machine: no prompt is to blame
             for file in files:
                 os.close(file)
-            raise EngineError(f"cannot start a process beside this one: {error.strerror}; make room for it") from None
+            raise EngineError(f"cannot start another process: {error.strerror}; free some memory") from None
         finally:
             if former is None:
                 del os.environ["TOKENIZERS_PARALLELISM"]

@@ -116,7 +116,7 @@ class Engine:
         if config.prefix_cache and not prepared.shares:
             observer.message(
                 f"{target.name} keeps states of what it reads, and there is no room for snapshots of them: prompts do"
-                " not share their beginnings"
+                " not share prefixes"
             )
         self._assemble(config, prepared, Turns())
 

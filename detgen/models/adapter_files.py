@@ -100,7 +100,7 @@ def check_adapter(folder: str | Path, place: Path | None) -> Adapter:
     name, path = str(folder), Path(folder)
     if place is not None and place.is_file():
         raise EngineError(
-            f"cannot merge the adapter {name}: the weights of a GGUF file ({place.name}) are taken as they are stored;"
+            f"cannot merge the adapter {name}: the weights of a GGUF file ({place.name}) stay as they are stored;"
             " give the folder of the model that it was made of as --target, with --target-quant for few bits"
         )
     if not path.is_dir():

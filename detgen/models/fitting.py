@@ -32,7 +32,9 @@ def check_method(config: Any) -> None:
     """
     if hasattr(config, "quantization_config") and not is_quantized(config) and not is_mxfp4(config):
         method = dict(config.quantization_config).get("quant_method", "an unknown method")
-        raise ValueError(f"its weights are quantized by {method}, which is not read yet; give it in float32 or 16 bits")
+        raise ValueError(
+            f"its weights are quantized by {method}, which is not supported; use the model in float32 or 16 bits"
+        )
 
 
 def check_unquantized(name: str, quant: QuantName, config: Any) -> None:
@@ -44,7 +46,7 @@ def check_unquantized(name: str, quant: QuantName, config: Any) -> None:
     if (is_quantized(config) or is_mxfp4(config)) and quant != "none":
         how = "in MXFP4" if is_mxfp4(config) else "quantized by bitsandbytes"
         raise EngineError(
-            f"cannot load the model {name}: its weights are {how}, and taken as they are, not quantized to {quant};"
+            f"cannot load the model {name}: its weights are {how}, and cannot be quantized to {quant};"
             " leave out the quantization"
         )
 

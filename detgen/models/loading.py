@@ -186,9 +186,13 @@ def load_model(
             fill(model, _told(read, model, stored.size, observer), FLOAT32)
             read = held
         if form in MADE and not has_description(model):
-            raise ValueError(f"{quant} is for decoders that the native pass knows; nf4 and int8 are for others, too")
+            raise ValueError(
+                f"{quant} needs a model that runs whole in detgen's own pass; nf4 and int8 work with others, too"
+            )
         if rule_of(dtype) is not None and not (thinks(model) or has_description(model)):
-            raise ValueError(f"{dtype} is for decoders that the native pass knows; bfloat16 is for others, too")
+            raise ValueError(
+                f"{dtype} needs a model that runs whole in detgen's own pass; bfloat16 works with others, too"
+            )
         if thinks(model):
             check_size(stored.size, config, FLOAT32, trusted=trusted)
             model = model.float() if dtype not in PAIRED_FORMS else model

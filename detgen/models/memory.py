@@ -68,7 +68,7 @@ def check_room(mebibytes: int, purpose: str) -> None:
     """
     left = _left()
     if left is not None and left < mebibytes << 20:
-        raise EngineError(f"no room to {purpose}, which takes {mebibytes} MiB at least") from MemoryError()
+        raise EngineError(f"not enough memory to {purpose}, which takes at least {mebibytes} MiB") from MemoryError()
 
 
 def _left() -> int | None:

@@ -173,10 +173,7 @@ def _tell_former(folder: OutputFolder, changed: list[str], own: FolderStore | No
     kept = own.kept if own is not None else 0
     samples = "1 finished sample" if kept == 1 else f"{kept:,} finished samples"
     if changed:
-        observer.message(
-            f"{folder.path}: {'; '.join(changed)}. What is there ({samples}) is used where it fits; only what is new is"
-            " generated"
-        )
+        observer.message(f"{folder.path}: {'; '.join(changed)}. {samples} can be reused; only what is new is generated")
     else:
         observer.message(f"resuming {folder.path}: {samples} kept")
 
@@ -230,7 +227,7 @@ def _generate(
                     results=files.get(RESULTS, {}).get("sha256"),
                     reused=reused,
                 )
-        observer.message(f"{damage} while the run wrote it; it is written again from the store")
+        observer.message(f"{damage} while the run wrote it; it will be written again from the store")
     raise RunError(
         f"{damage} again and again while the run wrote it; nothing is lost: stop whatever does that, then run the same"
         " command again"

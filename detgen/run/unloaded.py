@@ -143,7 +143,7 @@ def unloaded(
         return None
     if not _is_the_same(config.engine, described, observer):
         return None
-    observer.message("all samples are there: no model is loaded")
+    observer.message("all samples exist already: no model is loaded")
     return Unloaded(described, load)
 
 

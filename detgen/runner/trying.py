@@ -55,7 +55,7 @@ def trusted(device: Device, observer: Observer, *, named: bool, rule: str | None
         return device
     if named:
         raise EngineError(f"{name} is not used: {fault}; use --device cpu")
-    observer.message(f"--device auto leaves {name} alone: {fault}. The models run on the processor")
+    observer.message(f"--device auto leaves {name} alone: {fault}. The models run on the CPU")
     return CPU
 
 

@@ -119,7 +119,7 @@ def test_no_room_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = AutoTokenizer.from_pretrained("detgen/demo_models/target")
     former = set(os.listdir("/dev/fd")), dict(os.environ)
     monkeypatch.setattr("os.fork", fork)
-    with pytest.raises(EngineError, match="cannot start a process beside this one: Resource temporarily unavailable"):
+    with pytest.raises(EngineError, match="cannot start another process: Resource temporarily unavailable"):
         render_chat(tokenizer, "x", request, chat_renderer(tokenizer))
     assert (set(os.listdir("/dev/fd")), dict(os.environ)) == former
 

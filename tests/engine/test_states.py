@@ -91,7 +91,7 @@ def test_where_there_is_no_room_for_snapshots(folder: Path) -> None:
     assert not said, "there is room"
     engine = Engine(target=folder, drafter="none", kv_memory=least, observer=Noting())
     assert len(said) == 1
-    assert "no room for snapshots of them: prompts do not share their beginnings" in said[0]
+    assert "no room for snapshots of them: prompts do not share prefixes" in said[0]
     Engine(target=folder, drafter="none", kv_memory=least, prefix_cache=False, observer=Noting())
     assert len(said) == 1
     engine.generate([requests()[-1]])

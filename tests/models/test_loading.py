@@ -185,7 +185,7 @@ def test_devices() -> None:
 
 def test_other_methods_of_quantizing_are_refused(copy: Path) -> None:
     edit(copy / "config.json", lambda c: c.update(quantization_config={"quant_method": "gptq", "bits": 4}))
-    with pytest.raises(EngineError, match="its weights are quantized by gptq, which is not read yet"):
+    with pytest.raises(EngineError, match="its weights are quantized by gptq, which is not supported"):
         load_model(copy, "copy", "auto", "none")
 
 
@@ -227,7 +227,7 @@ def test_a_number_format_is_how_weights_are_kept(
 
 
 def test_rules_of_tensor_cores_are_for_models_with_a_description(random_model: Callable[..., Path]) -> None:
-    with pytest.raises(EngineError, match="bfloat16-tc25 is for decoders that the native pass knows"):
+    with pytest.raises(EngineError, match="bfloat16-tc25 needs a model that runs whole"):
         load_model(random_model(OWN_FORWARD["nemotron"]()), "model", "bfloat16-tc25", "none")
 
 

@@ -220,7 +220,7 @@ def test_a_weight_that_two_modules_share_is_not_changed(demo_models: Any, tmp_pa
 def test_weights_that_are_quantized_already_are_not_merged(llama: Path, tmp_path: Path) -> None:
     adapter = adapters.write(tmp_path / "a", adapters.factors(LLAMA))
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    with pytest.raises(EngineError, match=r"the weights of a GGUF file \(x.gguf\) are taken as they are stored; give"):
+    with pytest.raises(EngineError, match=r"the weights of a GGUF file \(x.gguf\) stay as they are stored; give"):
         load(tmp_path / "x.gguf", adapter)
     copy = Path(shutil.copytree(llama, tmp_path / "m"))
     text = (copy / "config.json").read_text(encoding="utf-8").rstrip().removesuffix("}")

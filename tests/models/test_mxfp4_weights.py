@@ -115,5 +115,5 @@ def test_what_is_refused(
 
 
 def test_it_is_not_quantized_once_more(folders: tuple[Path, Path]) -> None:
-    with pytest.raises(EngineError, match="its weights are in MXFP4, and taken as they are, not quantized to q8"):
+    with pytest.raises(EngineError, match="its weights are in MXFP4, and cannot be quantized to q8"):
         load_model(folders[0], "x", "auto", "q8")

@@ -46,11 +46,11 @@ def test_what_is_asked_may_change_on_the_way(
     go(asking, tmp_path / "whole", params=WARM, **change)
     assert go(asking, out, build=stopping_at(2), params=WARM, **change).status == "interrupted"
     assert go(asking, out, watcher, params=WARM).status == "finished"
-    assert watcher.messages[0].startswith(f"{out}: {without}. What is there (")
+    assert watcher.messages[0].startswith(f"{out}: {without}. ")
     assert content(out) == content(tmp_path / "plain")
     watcher.messages.clear()
     assert go(asking, out, watcher, params=WARM, **change).resumed > 0
-    assert watcher.messages[0].startswith(f"{out}: {with_it}. What is there (")
+    assert watcher.messages[0].startswith(f"{out}: {with_it}. ")
     assert content(out) == content(tmp_path / "whole")
     assert go(asking, out, params=WARM).fresh.samples == 0, "what was asked first is still there"
     assert content(out) == content(tmp_path / "plain")

@@ -46,9 +46,7 @@ def test_other_prompts_take_what_is_there(tmp_path: Path, prompts: Path, interru
     summary = go(path, out, watcher)
     (said,) = watcher.messages
     assert said.startswith(f"{out}: input: {prompts} (sha256 ")
-    assert said.endswith(
-        f"). What is there ({kept} finished samples) is used where it fits; only what is new is generated"
-    )
+    assert said.endswith(f"). {kept} finished samples can be reused; only what is new is generated")
     assert summary.resumed == kept - 1, "all but the prompt that was edited"
     assert summary.resumed + summary.fresh.samples == summary.written.samples == 16
     assert summary.reused == 0
@@ -66,7 +64,7 @@ def test_a_limit_grows_and_shrinks(tmp_path: Path, prompts: Path) -> None:
     out, watcher = tmp_path / "out", Watcher()
     go(prompts, out, limit=5)
     summary = go(prompts, out, watcher, limit=12)
-    assert watcher.messages[0].startswith(f"{out}: limit: 5 -> 12. What is there (5 finished samples) is used")
+    assert watcher.messages[0].startswith(f"{out}: limit: 5 -> 12. 5 finished samples can be reused")
     assert (summary.resumed, summary.fresh.samples) == (5, 5)
     assert go(prompts, out, limit=3).fresh.samples == 0
     assert content(out) == fresh(prompts, limit=3)

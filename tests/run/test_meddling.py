@@ -69,7 +69,7 @@ def test_files_that_were_changed_are_written_again(
 ) -> None:
     out, watcher = tmp_path / "out", Watcher()
     summary = go(prompts, out, watcher, build=meddling(lambda: action(out / name)))
-    assert watcher.messages == [f"{out / name} {said} while the run wrote it; it is written again from the store"]
+    assert watcher.messages == [f"{out / name} {said} while the run wrote it; it will be written again from the store"]
     whole = go(prompts, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
     assert sorted(path.name for path in out.iterdir()) == sorted(NAMES)

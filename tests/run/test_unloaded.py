@@ -22,7 +22,7 @@ from detgen.outputs.store import STORE
 from detgen.params import SamplingParams
 from detgen.run import RunConfig, RunSummary, ScoreConfig, lifecycle, run
 
-SAID = "all samples are there: no model is loaded"
+SAID = "all samples exist already: no model is loaded"
 PROMPTS = [{"prompt": "def f(", "n": 2}, {"prompt": 3}, {"prompt": "import ", "temperature": 0.5}]
 
 

@@ -247,4 +247,4 @@ def _told(stored: Storage, panels: int, inputs: int, form: Form, scales: Scales)
 
 def _run(told: Quantization, form: Form) -> None:
     if best_build().quantize(told):
-        raise EngineError(f"a weight is infinite, not a number, or too large for {form}; leave out that quantization")
+        raise EngineError(f"a weight is infinite, not a number, or too large for {form}; leave out the quantization")

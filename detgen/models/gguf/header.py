@@ -68,8 +68,8 @@ def check_gguf(path: Path, name: str, quant: QuantName) -> Header:
     """
     if quant != "none":
         raise EngineError(
-            f"cannot load the model {name}: a GGUF file's weights are taken as they are, and not quantized to {quant};"
-            " leave out that option"
+            f"cannot load the model {name}: a GGUF file's weights stay as they are stored and cannot be quantized to"
+            f" {quant}; leave out that option"
         )
     return read_header(path, name)
 
@@ -143,7 +143,7 @@ class _Reader:
     def header(self) -> Header:
         version = self._number("<I")
         if version not in _VERSIONS:
-            raise _WrongError(f"it is GGUF {version}, and versions 2 and 3 are read; convert the model again")
+            raise _WrongError(f"it is GGUF {version}, and versions 2 and 3 are supported; convert the model again")
         tensors, count = self._number("<Q"), self._number("<Q")
         settings: dict[str, Any] = {}
         lists: dict[str, int] = {}

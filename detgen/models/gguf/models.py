@@ -186,7 +186,7 @@ def empty_model(
 
     model = without_weights(config, FLOAT32)
     if describe(model) is None:
-        raise ValueError(f"GGUF files of the architecture {header.architecture} are not read here; {ELSE}")
+        raise ValueError(f"GGUF files of the architecture {header.architecture} are not supported; {ELSE}")
     family = GGUF_FAMILIES.get(header.architecture)
     ways = header.architecture if family is None else family.like
     processor = TENSOR_PROCESSORS.get(ways, TensorProcessor)(config=config.to_dict())

@@ -76,7 +76,7 @@ def explain(check: Check, failure: Failure, seconds: float | None = None) -> Exp
         failure: what it found.
         seconds: about how long shrinking may take; None takes what is left of the check's first minute.
     """
-    check.observer.message("something differs; looking for the smallest setting that does")
+    check.observer.message("something differs; looking for the smallest setting that shows it")
     if seconds is None:
         seconds = time_for_shrinking(time.monotonic() - check.started)
     deadline = time.monotonic() + seconds

@@ -171,7 +171,7 @@ def test_what_cannot_be_quantized(form: Form, number: float) -> None:
         weight = hard(40, inputs)
         weight[33, 50] = number
         for make in (lambda one: panels([one], form=form), lambda one: narrowed(one, form)):
-            with pytest.raises(EngineError, match=f"too large for {form}; leave out that quantization"):
+            with pytest.raises(EngineError, match=f"too large for {form}; leave out the quantization"):
                 make(weight)
 
 

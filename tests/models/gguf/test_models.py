@@ -384,7 +384,7 @@ def test_an_interrupted_run_is_resumed(
 def test_quantizing_it_again_is_refused(file: Path, go: Callable[..., Any]) -> None:
     for quant in ("q8", "nf4"):
         refused = go(file, "out", "--target-quant", quant)
-        assert (refused.exit_code, "are taken as they are" in refused.stderr) == (2, True), refused.output
+        assert (refused.exit_code, "stay as they are stored" in refused.stderr) == (2, True), refused.output
 
 
 def damaged(content: bytes, what: str) -> bytes:
