@@ -363,7 +363,7 @@ def test_damaged_int8(random_model: Callable[..., Path], tmp_path: Path) -> None
 def test_what_is_refused(stored: Path) -> None:
     """Quantizing what is quantized."""
     for quant in ("nf4", "q8"):
-        with pytest.raises(EngineError, match=f"quantized by bitsandbytes.*not quantized to {quant}; leave out"):
+        with pytest.raises(EngineError, match=f"quantized by bitsandbytes.*cannot be quantized to {quant}; leave out"):
             load_model(stored, "stored", "auto", quant)  # type: ignore[arg-type]
 
 
