@@ -25,7 +25,7 @@ _LAYERS = 3
 
 # What fields are made, by patterns of their names; the first that fits. None leaves a field as it is.
 _SIZES: list[tuple[str, int | None]] = [
-    (r"(text_)?vocab_size|n_vocab", VOCABULARY),
+    (r"(text_|unpadded_)?vocab_size|n_vocab", VOCABULARY),
     (r"vocab_size_per_layer_input", VOCABULARY),
     (
         r"hidden_size|d_model|n_embd|dim|embed_dim|emb_dim|word_embed_proj_dim|embedding_size|n_hidden|hidden_size_global",
