@@ -78,8 +78,6 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
         if family.parts:  # queries, values and keys of some heads
             each = np.arange(qkv[0].weight.shape[0]).reshape(family.parts, 3, -1)
             qkv = [some_rows(qkv[0], each[:, [0, 2, 1]].swapaxes(0, 1).ravel())]
-        if getattr(attention, "clip_qkv", None) or getattr(config, "clip_qkv", None):
-            raise UnknownError("queries, keys and values that are clipped (clip_qkv)")
         if sum(one.weight.shape[0] for one in qkv) != (heads + (0 if source is not None else 2 * kv_heads)) * size:
             raise UnknownError("queries, keys and values of other sizes")
         if rotary is not None and 2 * len(rotary.frequencies) > size:
@@ -102,6 +100,7 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
         query_scale=float(attention.scaling) if family.scaled_queries else None,
         sinks=floats(of.array(attention.sinks)) if hasattr(attention, "sinks") else None,
         source=source,
+        bound=float(getattr(attention, "clip_qkv", None) or getattr(config, "clip_qkv", None) or 0.0),
     )
 
 

@@ -56,6 +56,7 @@ class AttentionSteps:
         self._traits, self._scale = traits, traits.scale * (attention.query_scale or 1.0)
         self._rotary, self._interleaved = attention.rotary, attention.interleaved
         self._rotated_first, self._tuning = attention.rotated_first, attention.tuning
+        self._bound = attention.bound
         sizes = self._queries, self._keys, kv_heads * attention.values
         found, self._norms = 0, []  # of each norm, its part, where it begins, and what it is
         for part, entries, norm in zip("qkv", sizes, attention.head_norms, strict=True):
@@ -104,6 +105,8 @@ class AttentionSteps:
                 store = turned
         for part, at, norm in self._norms:
             program.add(norm.step(f"{name}.{part}_norm", qkv, Into(qkv), at=at))
+        if self._bound:
+            program.add(steps.Copy(name=f"{name}, clamped", x=qkv, to=Into(qkv), bound=self._bound))
         program.add(store)
         program.add(
             steps.Attend(

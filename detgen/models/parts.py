@@ -152,6 +152,7 @@ class Attention:
         interleaved: see `Family`.
         query_scale: the attention's scale, where attention is given another one; None otherwise.
         sinks: [heads], see `Attend`; None for none.
+        bound: queries, keys and values are clamped to [-bound, bound], behind norms; 0 for none.
     """
 
     heads: int
@@ -169,6 +170,7 @@ class Attention:
     query_scale: float | None
     sinks: np.ndarray | None
     source: int | None = None
+    bound: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

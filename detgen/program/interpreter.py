@@ -526,7 +526,9 @@ def _norm(step: steps.Norm, at: Pass) -> None:
 @compute.register
 def _copy(step: steps.Copy, at: Pass) -> None:
     x = at[step.x] if step.to.buffer.width > step.size else at[step.x][:, step.at : step.at + step.size]
-    at.put(step.to, x if step.factors is None else x * step.factors, step.columns[0])
+    x = x if step.factors is None else x * step.factors
+    bound = number(step.bound)
+    at.put(step.to, x.clamp(-bound, bound) if step.bound else x, step.columns[0])
 
 
 @compute.register

@@ -8,6 +8,7 @@ A step makes rows of one buffer from rows of others. All numbers in buffers are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -296,17 +297,21 @@ class Copy(Step):
         at: where the narrower of both begins in rows of the wider one; steps in order of their places fill a row
             together.
         factors: of each entry; None for none.
+        bound: then entries are clamped to [-bound, bound]; 0 for none.
     """
 
     x: Buffer
     to: Into
     at: int = 0
     factors: Floats | None = None
+    bound: float = 0.0
 
     def _faults(self) -> Iterator[str]:
         widest = max(self.x.width, self.to.buffer.width)
         if not 0 <= self.at <= widest - self.size:
             yield f"{self.size} entries from {self.at} on go beyond {widest}"
+        if not 0 <= self.bound < math.inf:
+            yield f"entries cannot be clamped to {self.bound}"
         yield from shaped("factors", self.factors, (self.size,))
 
     @property

@@ -121,6 +121,10 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
     "mpt": lambda: hf.MptConfig(
         vocab_size=320, d_model=96, n_layers=3, n_heads=6, max_seq_len=512, bos_token_id=1, eos_token_id=0
     ),
+    "mpt_clamped": lambda: hf.MptConfig(
+        **{"vocab_size": 320, "d_model": 96, "n_layers": 3, "n_heads": 6, "bos_token_id": 1, "eos_token_id": 0},
+        **{"max_seq_len": 512, "attn_config": {"clip_qkv": 0.8}},
+    ),
     "olmo2": lambda: hf.Olmo2Config(**LLAMA),
     "mixtral": lambda: hf.MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2),
     "qwen2_moe": lambda: hf.Qwen2MoeConfig(
@@ -269,7 +273,9 @@ ROWS: dict[str, Callable[[], Any]] = {
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     ),
     "olmo": lambda: hf.OlmoConfig(**LLAMA),
+    "olmo_clamped": lambda: hf.OlmoConfig(**LLAMA, clip_qkv=0.9),
     "olmoe": lambda: hf.OlmoeConfig(**LLAMA, num_experts=6, num_experts_per_tok=3),
+    "olmoe_clamped": lambda: hf.OlmoeConfig(**LLAMA, num_experts=6, num_experts_per_tok=3, clip_qkv=0.6),
     "granitemoe": lambda: hf.GraniteMoeConfig(
         **{**LLAMA, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
         **{"logits_scaling": 8.0, "num_local_experts": 6, "num_experts_per_tok": 3},
@@ -423,12 +429,16 @@ SMALL: dict[str, Any] = {
 }
 OWN_FORWARD: dict[str, Callable[[], Any]] = {
     "gemma": lambda: hf.GemmaConfig(**SMALL, head_dim=12, hidden_act="quick_gelu"),
-    "olmo": lambda: hf.OlmoConfig(**SMALL, clip_qkv=1.0),
+    "olmo": lambda: hf.OlmoConfig(**SMALL, clip_qkv=1.0, hidden_act="quick_gelu"),
     "nemotron": lambda: hf.NemotronConfig(**SMALL, hidden_act="quick_gelu"),
     "persimmon": lambda: hf.PersimmonConfig(**SMALL, hidden_act="quick_gelu"),
     "biogpt": lambda: hf.BioGptConfig(**SMALL),
     "vaultgemma": lambda: hf.VaultGemmaConfig(
         **SMALL, head_dim=12, sliding_window=40, final_logit_softcapping=2.0, hidden_activation="quick_gelu"
     ),
-    "olmoe": lambda: hf.OlmoeConfig(**SMALL, num_experts=5, num_experts_per_tok=2, clip_qkv=1.0),
+    "axk1": lambda: hf.AXK1Config(
+        **{**SMALL, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "v_head_dim": 12},
+        **{"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 2},
+        **{"n_group": 1, "topk_group": 1, "moe_intermediate_size": 40, "first_k_dense_replace": 1},
+    ),
 }

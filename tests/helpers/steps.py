@@ -442,7 +442,7 @@ def _copied(draw: st.DrawFn) -> Case:
     x, to = made.read("x", wide if part else size), made.into(size if part else wide)
     if at and not part and not to.add:
         made.add(steps.Copy, x=made.read("before", at), to=to)
-    made.add(steps.Copy, x=x, to=to, at=at, factors=factors)
+    made.add(steps.Copy, x=x, to=to, at=at, factors=factors, bound=draw(st.sampled_from([0.0, 0.7, 6.1])))
     return made.case()
 
 

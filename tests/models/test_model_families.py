@@ -31,7 +31,7 @@ NEW = 16
 
 USUAL = (
     *("llama", "qwen3_next", "gemma3n_text", "nemotron_h", "opt", "llama4", "gpt_oss", "gemma4_experts", "dots1"),
-    *("mpt", "lfm2_moe", "gemma2", "granitemoehybrid", "deepseek_v3", "qwen2_5_vl", "falcon_h1", "jamba"),
+    *("mpt_clamped", "lfm2_moe", "gemma2", "granitemoehybrid", "deepseek_v3", "qwen2_5_vl", "falcon_h1", "jamba"),
 )
 USUAL_ROWS = ("phimoe", "gemma3n_two", "mamba2", "minicpm3", "gpt_bigcode", "cohere2_moe")
 
@@ -41,11 +41,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         lambda: hf.XGLMConfig(vocab_size=320, d_model=64, num_layers=3, attention_heads=4, ffn_dim=96),
         "XGLMForCausalLM",
         "AttentionInterface",
-    ),
-    "mpt": (
-        lambda: hf.MptConfig(vocab_size=320, d_model=64, n_layers=2, n_heads=4, attn_config={"clip_qkv": 6.0}),
-        "MptForCausalLM",
-        r"does not know queries, keys and values that are clipped \(clip_qkv\)",
     ),
     "solar_open": (
         lambda: hf.SolarOpenConfig(

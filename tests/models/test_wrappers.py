@@ -273,14 +273,13 @@ def test_a_text_part_that_is_not_found(random_model: Callable[..., Path]) -> Non
         load_model(random_model(config), "x", "float32", "none")
 
 
-@pytest.mark.parametrize("clip", [None, 8.0])
-def test_settings_of_the_text_part_under_which_its_family_is_another(clip: float | None) -> None:
-    """OLMo's queries, keys and values are clipped."""
-    text = hf.OlmoConfig(**LLAMA, clip_qkv=clip)
+@pytest.mark.parametrize("activation", ["silu", "quick_gelu"])
+def test_settings_of_the_text_part_under_which_its_family_is_another(activation: str) -> None:
+    text = hf.OlmoConfig(**LLAMA, hidden_act=activation)
     config = hf.LlavaConfig(text_config=text, vision_config=hf.CLIPVisionConfig(**TOWER))
     model = without_weights(config, FLOAT32)
     without_towers(model)
-    assert has_description(model) == has_description(without_weights(text, FLOAT32)) == (clip is None)
+    assert has_description(model) == has_description(without_weights(text, FLOAT32)) == (activation == "silu")
 
 
 class NoTowers:

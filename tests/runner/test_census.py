@@ -111,7 +111,7 @@ def test_a_row_is_the_same_among_any(
 
 def test_weights_in_16_bits_give_the_bits_of_wide_ones(random_model: Callable[..., Path], tmp_path: Path) -> None:
     """They are kept as they are in linear layers and experts, and widened when they are read."""
-    folder = random_model(OWN_FORWARD["olmoe"]())
+    folder = random_model(OWN_FORWARD["axk1"]())
     model = hf.AutoModelForCausalLM.from_pretrained(folder).bfloat16()
     for part, dtype in (("narrow", torch.bfloat16), ("wide", torch.float32)):
         model.to(dtype).save_pretrained(tmp_path / part)

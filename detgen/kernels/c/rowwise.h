@@ -236,11 +236,13 @@ static void mix(const Mix *s, const float *x, const float *coefficients, float *
 /* As many entries as the narrower buffer has, which begins somewhere in the wider one. */
 static void copy_row(const Copy *s, const float *x, float *to) {
     const int64_t width = s->to.buffer.width, n = width < s->x.width ? width : s->x.width;
+    const vec most = all((float)s->bound), least = all(-(float)s->bound);
     if (width > n) to += s->at;
     else x += s->at;
     for (int64_t i = 0; i < n; i += LANES) {
         vec v = load_some(x + i, n - i);
         if (s->factors) v = mul(v, load_some(s->factors + i, n - i));
+        if (s->bound) v = where_more(v, most, most, where_more(least, v, least, v));
         put(&s->to, to + i, v, n - i);
     }
 }

@@ -59,9 +59,11 @@ def _copy(
     more_apart,
     to_apart,
     factor,
+    bound,
     TAKES: tl.constexpr,
     EACH: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    BOUNDED: tl.constexpr,
     ADDS: tl.constexpr,
     SCALES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -77,6 +79,8 @@ def _copy(
         v = v * activated(gate, ACTIVATION)
     else:
         v = activated(v, ACTIVATION)
+    if BOUNDED:
+        v = tl.where(v > bound, bound, tl.where(v < -bound, -bound, v))
     put(to + row[:, None] * to_apart + column[None, :], v, there, factor, ADDS, SCALES)
 
 
@@ -258,6 +262,7 @@ def copy(
     take: torch.Tensor | None = None,
     gates: torch.Tensor | None = None,
     function: Activation = Activation.NONE,
+    bound: float = 0.0,
 ) -> None:
     """`steps.Copy`, `Take`, `Gate` and `Activate`: rows of x into `to`, float32 [rows, width].
 
@@ -269,13 +274,25 @@ def copy(
         gates: float32 [rows, n], by whose function rows are multiplied, each for width / n entries; perhaps one row for
             all; None for none.
         function: of each entry, or of the gates.
+        bound: see `steps.Copy`.
     """
     rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     more = next(t for t in (gates, take, x) if t is not None)
     _copy[grid](
-        *(x, more, to, len(to), to.shape[1], x.stride(0), more.stride(0), to.stride(0), float(into.factor)),
+        *(
+            x,
+            more,
+            to,
+            len(to),
+            to.shape[1],
+            x.stride(0),
+            more.stride(0),
+            to.stride(0),
+            float(into.factor),
+            float(bound),
+        ),
         take is not None,
-        *(0 if gates is None else to.shape[1] // gates.shape[1], int(function)),
+        *(0 if gates is None else to.shape[1] // gates.shape[1], int(function), bool(bound)),
         *(into.add, into.factor != 1, rows, columns),
         **OPTIONS,
     )

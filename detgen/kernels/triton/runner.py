@@ -100,7 +100,7 @@ def _copy(s: steps.Copy, of: _Pass) -> None:
     if x.shape[1] > s.size:
         x = x[:, s.at : s.at + s.size]
     gates = None if s.factors is None else s.factors.expand(len(x), -1)
-    rowwise.copy(x, s.to, to[:, slice(*s.columns)], gates=gates)
+    rowwise.copy(x, s.to, to[:, slice(*s.columns)], gates=gates, bound=s.bound)
 
 
 def _take(s: steps.Take, of: _Pass) -> None:

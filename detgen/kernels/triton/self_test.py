@@ -129,7 +129,7 @@ def tried(inputs: int = 1280, rules: Sequence[Storage] = tuple(RULES)) -> Iterat
     yield _of(steps.Gate(name="gates", x=wide, gates=to, to=Into(wide), function=Activation.SILU))
     part, as_it_is = Buffer("part", 200), Activation.NONE
     yield _of(steps.Gate(name="gates of a part", x=wide, at=70, gates=part, to=Into(part), function=as_it_is))
-    yield _of(steps.Copy(name="copy of a part", x=wide, to=Into(part), at=70, factors=drawn(200)))
+    yield _of(steps.Copy(name="copy of a part", x=wide, to=Into(part), at=70, factors=drawn(200), bound=0.5))
     yield _of(steps.Copy(name="copy into a part", x=part, to=Into(wide, add=True), at=70))
     mixing: dict[str, Any] = {"coefficients": Buffer("coefficients", 9), "size": 100}
     yield _of(steps.Mix(name="mixed vectors", x=wide, to=Into(to), **mixing))

@@ -142,10 +142,17 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     **{
         f"copy: {name}": (
             rowwise._copy,
-            [FLOAT, LONG if name == "taken" else FLOAT, FLOAT, *["i32"] * 5, "fp32"],
-            [name == "taken", int(name == "gated"), function, name == "gated", name == "gated", 1, 256],
+            [FLOAT, LONG if name == "taken" else FLOAT, FLOAT, *["i32"] * 5, "fp32", "fp32"],
+            [name == "taken", int(name == "gated"), function, name == "clamped", *2 * [name == "gated"], 1, 256],
         )
-        for name, function in {"taken": 0, "gated": 6, "GELU": 3, "GELU by tanh": 2, "1 / root": 9}.items()
+        for name, function in {
+            "taken": 0,
+            "clamped": 0,
+            "gated": 6,
+            "GELU": 3,
+            "GELU by tanh": 2,
+            "1 / root": 9,
+        }.items()
     },
     "mix": (rowwise._mix, [FLOAT, FLOAT, FLOAT, "i32", "i32", "fp32"], [4, 4, True, False, 1, 256]),
     "convolve": (

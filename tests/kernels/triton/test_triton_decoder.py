@@ -433,7 +433,7 @@ def test_states_are_added_and_taken() -> None:
 
 
 def test_a_model_without_a_description_is_refused() -> None:
-    model = made(hf.OlmoConfig(**TINY, clip_qkv=1.0))
+    model = made(hf.OlmoConfig(**TINY, hidden_act="quick_gelu"))
     loaded: Any = SimpleNamespace(name="the model")
     with pytest.raises(EngineError, match=r"the model \(OlmoForCausalLM\) has no description yet, so CUDA .* --device"):
         _on_cuda(loaded, model, attach(model, "model"), BlockManager(1), Device("cuda"), FLOAT32)

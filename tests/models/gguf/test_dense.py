@@ -77,6 +77,12 @@ MODELS = {
         in_turns=True,
     ),
     "olmo": Model("olmo", lambda: hf.OlmoConfig(**SIZES), {"attention.layer_norm_epsilon": 1e-5}, in_turns=True),
+    "olmo_clamped": Model(
+        "olmo",
+        lambda: hf.OlmoConfig(**SIZES, clip_qkv=0.75),
+        {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.75},
+        in_turns=True,
+    ),
     "olmo2": Model("olmo2", lambda: hf.Olmo2Config(**SIZES)),
     "olmo3": Model(
         "olmo2",
@@ -558,7 +564,6 @@ NORM = np.ones(64, np.float32)
         ("granitemoeshared", {}, {"blk.0.ffn_up_shexp.weight": None}, r"weights are missing: .*0\.shared_mlp\.input"),
         ("granitemoeshared", {}, {"blk.0.ffn_up_shexp.weight": np.ones((9, 64), "f4")}, r"gate_shexp.* another shape"),
         ("olmo", {"attention.layer_norm_epsilon": 1e-6}, {}, r"layer_norm_epsilon = 1e-06 is not understood"),
-        ("olmo", {"attention.clamp_kqv": 8.0}, {}, "files of the architecture olmo are not supported"),
         ("olmo3", {"attention.sliding_window_pattern": [True]}, {}, r"sliding_window_pattern = \(True,\) is not"),
         ("olmo3", {"rope.scaling.yarn_ext_factor": 0.5}, {}, r"yarn_ext_factor = 0\.5 is not understood"),
         ("gemma3n", {"activation_sparsity_scale": [1.6, 0.2, 0.1, -9.0]}, {}, r"activation_sparsity_scale = .* is not"),

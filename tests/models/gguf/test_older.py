@@ -122,7 +122,6 @@ def test_activation_of_gpt_neox(layers: int, activation: str) -> None:
         ("bloom", {}, {"token_embd_norm.weight": None}, r"weights are missing: .*word_embeddings_layernorm\.weight"),
         ("mpt", {"attention.max_alibi_bias": 0.0}, {}, r"max_alibi_bias = 0\.0 is not understood"),
         ("mpt", {"attention.max_alibi_bias": 16.0}, {}, r"max_alibi_bias = 16\.0 is not understood"),
-        ("mpt", {"attention.clamp_kqv": 6.0}, {}, r"the architecture mpt are not supported"),
         ("mpt", {"attention.max_alibi_bias": None}, {}, r"max_alibi_bias is missing"),
         ("mpt", {}, {"position_embd.weight": np.ones((512, 96), "f4")}, r"no such weights as position_embd\.weight"),
         ("gptneox", {"use_parallel_residual": None}, {}, r"use_parallel_residual is missing"),
