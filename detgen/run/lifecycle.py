@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import detgen
@@ -25,6 +26,9 @@ from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.errors import EngineError, OutputError, PromptsError, RequestError, RunError
 from detgen.failing import limit_reached
 from detgen.machine import peak_memory
+from detgen.models.folders import local_place
+from detgen.models.generation_settings import unapplied_settings
+from detgen.models.hub import fetched
 from detgen.outputs import (
     Answers,
     FolderStore,
@@ -117,7 +121,7 @@ def run(
         elif config.workers:
             engine = _load_workers(config, observer, workers)
         else:
-            load = partial(load_engine, config.engine, observer)
+            load = partial(_load, config, observer)
             known = None if show_thoughts else unloaded(config, source, manifest, own, shared, observer, load)
             engine = known or load()
         if show_thoughts and not engine.thinks:
@@ -254,6 +258,18 @@ def _first_chunks(
     if "thoughts" not in line or not isinstance(request, Request):
         return ()
     return tuple(engine.chunks(request, line["token_ids"], dict(line["thoughts"])))
+
+
+def _load(config: RunConfig | ScoreConfig, observer: Observer) -> EngineLike:
+    """The engine; a run names what the model's folder asks for and detgen does not do."""
+    engine = load_engine(config.engine, observer)
+    target = config.engine.target
+    if isinstance(config, RunConfig) and isinstance(target, str | Path):
+        name, trusted = str(target), config.engine.trust_remote_code
+        folder = local_place(target, name) or fetched(name, observer, trusted=trusted)
+        for unapplied in unapplied_settings(folder, config.params):
+            observer.message(f"{name}: {unapplied}")
+    return engine
 
 
 def _load_workers(config: RunConfig | ScoreConfig, observer: Observer, opened: ExitStack) -> EngineLike:
