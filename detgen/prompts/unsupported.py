@@ -24,6 +24,7 @@ _NESTED = "give what it holds beside the prompt"
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "structural_tag": ((), _FORMAT),
     "json_schema": ((), _FORMAT),
+    "regex": ((), _FORMAT),
     "grammar": ((), _FORMAT),
     "ebnf": ((), _FORMAT),
     "best_of": ((1,), "detgen does not choose among samples; ask for n of them"),

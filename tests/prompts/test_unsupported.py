@@ -49,6 +49,7 @@ def test_names_that_disagree_are_refused(tmp_path: Path, keys: dict[str, Any], r
         ("guided_whitespace_pattern", " ", ""),
         ("grammar", "root ::= x", None),
         ("json_schema", {}, {}),
+        ("regex", "[0-9]+", None),
         ("structural_tag", {"choice": ["a"]}, None),
         ("best_of", 4, 1),
         ("use_beam_search", True, False),
