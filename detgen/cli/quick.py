@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 64 << 20  # bytes of a plain text, as of a line
 _BLOCK = 1 << 16
+_PACKED = ((b"\x1f\x8b", "zcat"), (b"\x28\xb5\x2f\xfd", "zstdcat"))  # how gzip and zstandard files begin
 
 
 class ReaderLeftError(KeyboardInterrupt):
@@ -91,8 +92,9 @@ def _plain_text(beginning: bytes, stream: BinaryIO) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        remedy = next((f"; decompress it first, with {cat}" for magic, cat in _PACKED if data.startswith(magic)), "")
         raise RunError(
-            f"standard input is neither JSON lines nor plain text: not valid UTF-8 at byte {error.start + 1}"
+            f"standard input is neither JSON lines nor plain text: not valid UTF-8 at byte {error.start + 1}{remedy}"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")
 

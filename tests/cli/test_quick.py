@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -238,7 +239,8 @@ def test_an_internal_error_says_nothing_of_a_folder_that_is_gone(place: Path, de
         (["p.jsonl", "--prompt", "a"], b"", "PROMPTS and --prompt cannot be given together"),
         (["--prompt", "a", "--output-format", "openai"], b"", "--output-format openai writes a file to a folder"),
         (["--prompt", "a", "--show-thoughts", "-o", "-"], b"", "--show-thoughts writes to standard output, too"),
-        ([], b"caf\xe9", "neither JSON lines nor plain text: not valid UTF-8 at byte 4"),
+        ([], b"caf\xe9", "neither JSON lines nor plain text: not valid UTF-8 at byte 4\n"),
+        ([], gzip.compress(b'{"prompt": "a"}', mtime=0), "not valid UTF-8 at byte 2; decompress it first, with zcat\n"),
         ([], b"[INST] Hi [/INST]", "no line of standard input is a JSON object"),
         ([], b"", "no prompts on standard input"),
         ([], b" \n\n", "no prompts in standard input"),
