@@ -257,14 +257,16 @@ def prompt_tokens(
     """
     if request.token_ids is not None:
         tokens = list(request.token_ids)
-        if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
-            raise RequestError(f"token_ids must be from 0 to {vocabulary - 1}")
+        if (wrong := next((token for token in tokens if not 0 <= token < vocabulary), None)) is not None:
+            raise RequestError(f"token_ids must be from 0 to {vocabulary - 1}, got {wrong}")
     elif request.messages is not None:
         text = render_chat(tokenizer, model, request, render)
         check(text)
         tokens = tokenize(text, special=False)
+    elif request.prompt is None:
+        raise RequestError("the request has no prompt: give prompt, messages or token_ids by name")
     else:
-        check(request.prompt or "")
+        check(request.prompt)
         tokens = tokenize(request.prompt) if request.prompt else []
     if not tokens:
         raise RequestError("the prompt is empty")

@@ -295,7 +295,7 @@ def test_chats(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"prompt": ""}, "the text is empty"),
         ({"token_ids": (1,), "completions": ((),)}, "the completion is empty"),
         ({"token_ids": (1,), "completions": ((4096,),)}, "the completion must have token ids from 0 to 4095"),
-        ({"token_ids": (1, -1), "completions": ((1,),)}, "token_ids must be from 0 to 4095"),
+        ({"token_ids": (1, -1), "completions": ((1,),)}, "token_ids must be from 0 to 4095, got -1"),
         ({"token_ids": (4096,)}, "the text must have token ids from 0 to 4095"),
         (
             {"token_ids": ids(1000), "completions": (ids(30),)},

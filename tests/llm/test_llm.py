@@ -81,6 +81,11 @@ def test_a_table_has_what_an_export_has(llm: LLM) -> None:
     assert list(frame["logprobs"][0]) == [entry.logprob for entry in done[0].logprobs]
 
 
+def test_a_request_without_a_prompt_says_how_to_give_one(llm: LLM) -> None:
+    (done,) = llm.generate(Request([5, 6, 7]))  # type: ignore[arg-type]
+    assert done.error == "the request has no prompt: give prompt, messages or token_ids by name"
+
+
 def test_a_notebook_shows_text_as_text(llm: LLM) -> None:
     shown = llm.generate(["<b>&", "x" * 1000], max_tokens=2)._repr_html_()
     assert "&lt;b&gt;&amp;" in shown
