@@ -261,14 +261,9 @@ def _first_chunks(
 
 
 def _load(config: RunConfig | ScoreConfig, observer: Observer) -> EngineLike:
-    """The engine; a run names what the model's folder asks for and detgen does not do."""
+    """An engine in this process."""
     engine = load_engine(config.engine, observer)
-    target = config.engine.target
-    if isinstance(config, RunConfig) and isinstance(target, str | Path):
-        name, trusted = str(target), config.engine.trust_remote_code
-        folder = local_place(target, name) or fetched(name, observer, trusted=trusted)
-        for unapplied in unapplied_settings(folder, config.params):
-            observer.message(f"{name}: {unapplied}")
+    _name_unapplied(config, observer)
     return engine
 
 
@@ -277,9 +272,22 @@ def _load_workers(config: RunConfig | ScoreConfig, observer: Observer, opened: E
     from detgen.workers.team import open_workers
 
     assert config.workers is not None
-    if config.workers.ray is None:  # a cluster's nodes fetch what they need
+    if here := config.workers.ray is None:  # a cluster's nodes fetch what they need
         check_sources(config.engine, observer)
-    return opened.enter_context(open_workers(config.workers, config.engine, observer))
+    engine = opened.enter_context(open_workers(config.workers, config.engine, observer))
+    if here:
+        _name_unapplied(config, observer)
+    return engine
+
+
+def _name_unapplied(config: RunConfig | ScoreConfig, observer: Observer) -> None:
+    """Name what the folder of a run's target asks for and detgen does not do."""
+    target = config.engine.target
+    if isinstance(config, RunConfig) and isinstance(target, str | Path):
+        name, trusted = str(target), config.engine.trust_remote_code
+        folder = local_place(target, name) or fetched(name, observer, trusted=trusted)
+        for unapplied in unapplied_settings(folder, config.params):
+            observer.message(f"{name}: {unapplied}")
 
 
 @contextmanager
