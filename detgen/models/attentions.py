@@ -52,17 +52,17 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
     else:
         size = values = int(getattr(attention, "head_dim", None) or attention.head_size)
         heads = out.weight.shape[1] // size
-        if family.sized_by_layer:
-            kv_heads = heads // int(attention.num_key_value_groups)
-        else:
-            known = getattr(attention, "num_kv_heads", None) or getattr(config, "num_key_value_heads", None)
-            kv_heads = known or heads
         modules = [getattr(attention, name, None) for name in family.qkv]
         if source is not None:
             modules = modules[:1]
         elif modules[-1] is None:  # values are keys, before both are normed
             modules[-1] = modules[-2]
         qkv = [of.linear(module) for module in modules]
+        if source is None:  # a file may have settings of others, which its family does not read
+            queries = (2 if family.gated else 1) * heads
+            kv_heads = (sum(one.weight.shape[0] for one in qkv) // size - queries) // 2
+        else:
+            kv_heads = heads // int(attention.num_key_value_groups)
         if hasattr(attention, "key_multiplier"):  # Falcon H1's
             qkv = _multiplied(qkv, float(of.layers[index].attention_in_multiplier), attention.key_multiplier)
         if family.gated:

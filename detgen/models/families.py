@@ -25,7 +25,6 @@ class Family(NamedTuple):
         by_head: whether a joined query, key and value goes by key heads: each has its queries, its key and its value
             behind each other.
         parts: as how many parts a joined one goes, each with queries, values and keys of its heads; 0 for none.
-        sized_by_layer: whether attentions have key heads of their own number, which `num_key_value_groups` tells.
         out: what follows the attention.
         head_norms: norms of queries and keys, as far as a model has them.
         rotated_first: whether they come after the rotation.
@@ -60,7 +59,6 @@ class Family(NamedTuple):
     own_gate: str = ""
     by_head: bool = False
     parts: int = 0
-    sized_by_layer: bool = False
     out: str = "o_proj"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
     rotated_first: bool = False
@@ -174,8 +172,8 @@ FAMILIES = {
     "Gemma3ForCausalLM": Family(norms=_BOTH_SIDES),
     "VaultGemmaForCausalLM": Family(norms=("input_layernorm", None, "pre_feedforward_layernorm", None)),
     "Gemma3nForCausalLM": Family(norms=_BOTH_SIDES),
-    "Gemma4ForCausalLM": Family(norms=_BOTH_SIDES, sized_by_layer=True),
-    "Gemma4UnifiedForCausalLM": Family(norms=_BOTH_SIDES, sized_by_layer=True),
+    "Gemma4ForCausalLM": Family(norms=_BOTH_SIDES),
+    "Gemma4UnifiedForCausalLM": Family(norms=_BOTH_SIDES),
     "MinistralForCausalLM": Family(),
     "SeedOssForCausalLM": Family(),
     "CwmForCausalLM": Family(),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import transformers as hf
-from helpers.families import DESCRIBED, LLAMA, NEMOTRON_H, NETS, ROUTED
+from helpers.families import DESCRIBED, LLAMA, NEMOTRON_H, NETS, ROUTED, ROWS
 
 from detgen.models.description import describe, unknown_in
 from detgen.models.stored import without_weights
@@ -49,3 +49,14 @@ def test_heads_of_which_nothing_is_rotated() -> None:
 def test_nothing_is_unknown_where_there_is_no_row() -> None:
     assert unknown_in(without_weights(hf.BioGptConfig(vocab_size=64), FLOAT32)) is None
     assert unknown_in(without_weights(hf.LlamaConfig(**LLAMA), FLOAT32)) is None
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "mpt", "gptj", "codegen", "gpt_neo"])
+def test_a_setting_that_the_family_does_not_read(family: str) -> None:
+    """A file may have it all the same; heads follow from the weights."""
+    config = DESCRIBED[family]() if family in DESCRIBED else ROWS[family]()
+    config.num_key_value_heads = 1
+    found = describe(without_weights(config, FLOAT32))
+    assert found is not None
+    attention = found.layer(0).mixers[0]
+    assert attention.kv_heads == attention.heads  # type: ignore[union-attr]
