@@ -1,21 +1,21 @@
-"""Takes, round by round, the drafter and the length that promise the most tokens per second.
+"""Picks, round by round, the drafter and the draft length that promise the most tokens per second.
 
-The rule: of no drafts, look-up, the target itself and the draft model, and of lengths k, a round takes the greatest
+The rule: among no drafts, look-up, the target itself and the draft model, and among lengths k, maximize
 
     sum over the sequences of (1 + expected accepted tokens) / (seconds to draft k tokens + seconds of the passes).
 
-If each token is accepted with chance a, a + a^2 + ... + a^k of k are (Leviathan et al. 2023, arXiv 2211.17192). A
-sequence drafts fewer than k if the chance that the next one is accepted is less than the seconds of its row times the
-speed, which maximizes a ratio of sums (Dinkelbach 1967).
+If each token is accepted with probability a, the expected number of accepted tokens of k is a + a^2 + ... + a^k
+(Leviathan et al. 2023, arXiv 2211.17192). A sequence drafts fewer than k if the probability that the next token is
+accepted is less than the cost of its row in seconds times the speed, which maximizes a ratio of sums (Dinkelbach 1967).
 
-What it knows:
+Two things are estimated:
 
-- Acceptance, whose prior is a Beta distribution. Each sequence has its own rate of the tokens that a model drafts; the
-  mean of its prior is the run's rate. The look-up's rates are the run's, by the length of the match before a token.
-- Cost, as `PassCost` has fitted it, times a factor of each drafter: the median ratio of actual to predicted time.
+- Acceptance, with a Beta prior. Each sequence has its own rate for tokens drafted by a model; the mean of its prior is
+  the run's rate. The rates of look-up belong to the run, one for each length of the match before a token.
+- Cost, as fitted by `PassCost`, times a factor per drafter: the median ratio of actual to predicted time.
 
-Trying again: a drafter that is not the best gets a round as soon as what this loses is a small share of the time since
-its last one. Looking for drafts in vain may lose as small a share: the look itself, and several passes in one call.
+A drafter that is not the best is tried again once the loss is a small share of the time since its last round. Looking
+for drafts in vain may lose an equally small share: the time of the look-up, and that of several passes in one call.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ _NOTHING = Draft([], "none")
 
 
 class Rate:
-    """How often a drafted token is accepted: `mean` is that of the distribution."""
+    """An estimate of how often a drafted token is accepted; `mean` is the mean of the posterior."""
 
     def __init__(self) -> None:
         self._hits, self._tries, self.mean = 0.0, 0.0, 0.5
 
     def learn(self, hits: int, tries: int) -> Rate:
-        """The same, which has taken in that `hits` of `tries` tokens were accepted."""
+        """Update the estimate: `hits` of `tries` tokens were accepted. Return self."""
         kept = (1 - 1 / _MEMORY) ** tries
         self._hits, self._tries = kept * self._hits + hits, kept * self._tries + tries
         self.mean = (self._hits + _PRIOR / 2) / (self._tries + _PRIOR)
         return self
 
     def own(self, hits: float, tries: float) -> float:
-        """The mean for a sequence of which `hits` of `tries` tokens were accepted."""
+        """Return the mean for a sequence with `hits` accepted of `tries` tokens."""
         return (hits + _PRIOR * self.mean) / (tries + _PRIOR)
 
 
 def best_counts(
     chances: Sequence[Sequence[float]], lengths: Sequence[int], seconds: Callable[[int, int], float], row: float
 ) -> tuple[float, list[int]]:
-    """The most tokens per second, and how many each sequence drafts for them; 0 if there is nothing to draft.
+    """Return the highest speed in tokens per second and each sequence's draft length; 0 if there is nothing to draft.
 
     Args:
-        chances: of each sequence, the chances that its first, second, ... token is accepted with all before it.
+        chances: for each sequence, the probabilities that its first, second, ... token and all before it are accepted.
         lengths: the values of k, ascending.
-        seconds: of a round, by k and the number of all drafted tokens.
-        row: seconds of one more drafted token; 0 if each sequence shall draft as many as it can.
+        seconds: gives the time of a round from k and the total number of drafted tokens.
+        row: seconds that one more drafted token costs; 0 if each sequence drafts as many as it can.
     """
     gains = [list(accumulate(own, initial=1.0)) for own in chances]
     most = [len(own) for own in chances]
@@ -101,7 +101,7 @@ class Plan(NamedTuple):
 
 
 class AutoDrafter(Drafter):
-    """Drafts by what promises the most tokens per second; or always by the drafter of a name, by its best lengths."""
+    """Drafts by whatever promises the most tokens per second, or always by one drafter at its best lengths."""
 
     while_reading = False
 
@@ -127,15 +127,15 @@ class AutoDrafter(Drafter):
         self._share = _SHARE / len(self._again)
 
     def idle(self) -> bool:
-        """Whether nothing is drafted, and it is too early to look for drafts again."""
+        """Return whether nothing is drafted and it is too early to try again."""
         return not self._asked()
 
     def _asked(self) -> list[str]:
-        """Whose plans it is time to ask for."""
+        """Return the drafters whose plans are due."""
         return [way for way, again in self._again.items() if self._alone or again <= self._seconds]
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
+        """Draft at most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
         now, keys = self._seconds, sum([len(seq.tokens) for seq in seqs])
         plans, took = [self._plain(len(seqs), keys)], {}
         for way in self._asked():
@@ -158,7 +158,7 @@ class AutoDrafter(Drafter):
         return self._drafts(chosen, seqs)
 
     def timed(self, steps: float, seconds: float, sequences: int) -> None:
-        """Take in how long a round took, compared with what was predicted."""
+        """Learn from how long a round took, compared with the prediction."""
         self._seconds += seconds
         if (plan := self._round) is None or sequences != len(plan.counts):
             self._again = dict.fromkeys(self._again, 0.0) if sequences else self._again
@@ -183,29 +183,29 @@ class AutoDrafter(Drafter):
                 self._by_match[min(self._matched[seq.slot] + i, MOST_MATCHED)].learn(int(i < accepted), 1)
 
     def _factor(self, drafter: str, size: int) -> float:
-        """What rounds take of what is predicted; as the last of its rounds did if none were of this size."""
+        """Return the ratio of actual to predicted time; that of the last round if none had this size."""
         return self._factors.get((drafter, size)) or self._factors.get(drafter, 1.0)
 
     def _passes(self, rows: int, width: int, keys: int) -> float:
-        """Seconds of a round's canonical passes, by all rows, those of the longest window, and keys that are read."""
+        """Return the seconds of a round's canonical passes, given its rows, its longest window and the keys read."""
         passes = math.ceil(rows / (self._most_rows // width * width))  # a window is not divided
         return max(passes * self._cost.predict(rows / passes, attention_area(rows, keys) / passes), 1e-9)
 
     def _plain(self, count: int, keys: int) -> Plan:
-        """The plan to draft nothing."""
+        """Return the plan to draft nothing."""
         predicted = self._passes(count, 1, keys)
         seconds = predicted * self._factor("none", count.bit_length())
         return Plan("none", count / seconds, [0] * count, predicted, lambda at: self._steps * (seconds - count / at))
 
     def _look_up(self, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> Plan | None:
-        """The look-up's plan; its drafts take hardly any time."""
+        """Return the plan of look-up, whose drafts take hardly any time."""
         self._found = [self._ngram.look_up(seq, n) for seq, n in zip(seqs, lengths, strict=True)]
         means = [rate.mean for rate in self._by_match] + [self._by_match[-1].mean] * max(lengths)
         rates = [means[matched : matched + len(found)] for found, matched in self._found]
         return self._plan("ngram", [list(accumulate(own, mul)) for own in rates], keys, 0.0, 0.0, 0.0)
 
     def _ask(self, name: str, seqs: Sequence[Drafting], lengths: list[int], keys: int) -> Plan | None:
-        """A model's plan. What it has to read first is spread over what is left of each sequence."""
+        """Return a model's plan. The cost of catching up is spread over the rest of each sequence."""
         model = self._models[name]
         chances, read, spread = [], 0.0, 0.0
         for seq, length in zip(seqs, lengths, strict=True):
@@ -220,7 +220,10 @@ class AutoDrafter(Drafter):
         return self._plan(name, chances, keys, first, all_first, model.seconds(there, there))
 
     def _plan(self, drafter: str, chances: list[list[float]], keys: int, *drafting: float) -> Plan | None:
-        """A drafter's best plan; `drafting`: seconds of its first pass, borne and in all, and of each further one."""
+        """Return a drafter's best plan.
+
+        `drafting` has the seconds of its first pass, as charged to this round and in full, and of each further pass.
+        """
         count, (first, all_first, further) = len(chances), drafting
         factor = self._factor(drafter, count.bit_length())
 
@@ -233,7 +236,7 @@ class AutoDrafter(Drafter):
         return Plan(drafter, speed, counts, total / factor, lambda at: total - speed * borne / at) if speed else None
 
     def _drafts(self, plan: Plan, seqs: Sequence[Drafting]) -> list[Draft]:
-        """The drafts of a plan."""
+        """Draft according to a plan."""
         drafts = [_NOTHING] * len(seqs)
         going = [i for i, n in enumerate(plan.counts) if n]
         if plan.drafter in self._models:

@@ -1,7 +1,7 @@
-"""Drafts what the form of a text forces, the tokens that are the only ones that may come, in front of another drafter.
+"""Drafts the tokens that a form forces, because no others may come, and leaves the rest to another drafter.
 
-The target's pass reads and verifies them as any draft. None is ever wrong, so there is nothing to weigh: where a form
-forces something, the other drafter is not asked, and what the round took says nothing of its drafts.
+The target's pass reads and verifies them like any draft. They are never wrong, so nothing has to be weighed: where a
+form forces tokens, the other drafter is not asked, and the time of the round says nothing about its drafts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from detgen.drafters.registry import Parts
 
 
 class GrammarDrafter(Drafter):
-    """Drafts for sequences whose text must have a form; for others, and where several tokens may come, another does.
+    """Drafts forced tokens for sequences with a form; another drafter handles everything else.
 
     Args:
         other: the other drafter.
@@ -29,7 +29,7 @@ class GrammarDrafter(Drafter):
         self._forced = False  # whether something was forced in this round
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]; "grammar" has drafted those that are forced."""
+        """Draft at most lengths[i] tokens for seqs[i]; the drafter of forced tokens is "grammar"."""
         forced = [seq.forced(n) for seq, n in zip(seqs, lengths, strict=True)]
         self._forced = any(forced)
         if not self._forced:
@@ -38,20 +38,20 @@ class GrammarDrafter(Drafter):
         return [Draft(own, "grammar") if own else draft for own, draft in zip(forced, drafts, strict=True)]
 
     def idle(self) -> bool:
-        """Where no form forces anything, as the other."""
+        """Return whether the other drafter is idle."""
         return self._other.idle()
 
     def learn(self, seq: Drafting, drafter: str, accepted: int, tried: int) -> None:
-        """What was forced teaches nothing."""
+        """Pass on what was learned, except about forced tokens."""
         if drafter != "grammar":
             self._other.learn(seq, drafter, accepted, tried)
 
     def timed(self, steps: float, seconds: float, sequences: int) -> None:
-        """A round with forced tokens is no measure of the other's drafts."""
+        """Pass on the time; a round with forced tokens is no measure of the other's drafts."""
         self._other.timed(steps, seconds, 0 if self._forced else sequences)
         self._forced = False
 
 
 def make(_: Parts) -> Drafter:
-    """It alone."""
+    """Make a drafter of forced tokens alone."""
     return GrammarDrafter(NoDrafter(), "grammar")

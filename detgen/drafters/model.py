@@ -1,4 +1,4 @@
-"""A smaller model drafts. Its KV cache has the target's pages; rolling back sets a length back."""
+"""Drafting by a smaller model. Its KV cache uses the target's page tables; rolling back sets a length."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelDrafter(PassDrafter):
     def start(self, slot: int, tokens: list[int], cached: int) -> None:
         """Note that a sequence takes `slot`, whose first `cached` positions are shared with others.
 
-        Of these the draft model has read the tokens whose pages say so.
+        The pages say how many of these tokens the draft model has read.
         """
         pages = self.runner.cache.pages
         held = 0
@@ -40,11 +40,11 @@ class ModelDrafter(PassDrafter):
         self._held[slot] = tokens[: min(held, cached)]
 
     def unread(self, seq: Drafting) -> int:
-        """About how many of the sequence's tokens it has to read before it can draft."""
+        """Return about how many of the sequence's tokens the model must read before it can draft."""
         return max(len(seq.tokens) - len(self._held.get(seq.slot, ())), 1)
 
     def _reads(self, seq: Drafting) -> Window:
-        """The tokens committed since; rolls back to what was accepted."""
+        """Return the tokens committed since the last draft; roll back to what was accepted."""
         held = self._held[seq.slot]
         # The last committed token always goes through a pass, for its logits.
         at = min(common_prefix(held, seq.tokens), len(seq.tokens) - 1)
@@ -52,7 +52,7 @@ class ModelDrafter(PassDrafter):
         return Window(seq.slot, at, seq.tokens[at:], 1)
 
     def _wrote(self, window: Window, draft: list[int]) -> None:
-        """Note what is held, and in the pages that committed tokens were read, for other sequences that share them."""
+        """Note which tokens the cache holds, also in the pages, for other sequences that share them."""
         slot, first, end = window.slot, window.start, window.start + len(window.tokens)
         self._held[slot][first:] = [*window.tokens, *draft]
         pages = self.runner.cache.pages
@@ -62,6 +62,6 @@ class ModelDrafter(PassDrafter):
 
 
 def make(parts: Parts) -> Drafter:
-    """The engine's only one, since its cache follows the target's pages."""
+    """Return the engine's only model drafter: its cache follows the target's pages."""
     assert parts.model is not None
     return parts.model

@@ -1,8 +1,8 @@
 """Prompt look-up: the continuation of the latest earlier occurrence of the last few tokens.
 
-After "prompt lookup decoding" (Saxena, 2023): no model, no cost. A sequence is looked up in its own tokens and, where
-its text must have a form, in what others of this form wrote: these have the same names in the same places. Indexes hold
-committed tokens only, so nothing is ever rolled back.
+After "prompt lookup decoding" (Saxena, 2023): no model, no cost. A sequence is looked up in its own tokens and, if its
+text must have a form, in the texts of other sequences with that form, which have the same names in the same places.
+Indexes hold only committed tokens, so nothing is ever rolled back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_KEPT = 100_000  # n-grams of a form: some ten megabytes
 
 
 class _Index:
-    """Of each n-gram, in which tokens it occurred last, and at which position it goes on."""
+    """For each n-gram, the tokens in which it occurred last, and the position after it."""
 
     __slots__ = ("_after", "done")
 
@@ -38,7 +38,10 @@ class _Index:
             after[last] = after[before, last] = after[first, before, last] = tokens, at
 
     def match(self, tokens: list[int]) -> tuple[list[int], int, int]:
-        """What goes on as these tokens do: in which tokens, at which position, after what match; 0 if none does."""
+        """Return where the last few of these tokens occurred: the tokens, the position after them, the match length.
+
+        The length is 0 if there is no match.
+        """
         end = len(tokens)
         source, at, matched = tokens, 0, 0
         while matched < min(_LONGEST, end):
@@ -62,11 +65,11 @@ class NgramDrafter(Drafter):
         self._forms: WeakKeyDictionary[object, _Index] = WeakKeyDictionary()
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]; none if its last token has not occurred before."""
+        """Draft at most lengths[i] tokens for seqs[i]; none if its last token has not occurred before."""
         return [Draft(self.look_up(seq, n)[0], self.name) for seq, n in zip(seqs, lengths, strict=True)]
 
     def look_up(self, seq: Drafting, length: int) -> tuple[list[int], int]:
-        """At most `length` tokens, and the length of the match that they follow, up to MOST_MATCHED."""
+        """Return at most `length` tokens, and the length of the match before them, up to MOST_MATCHED."""
         tokens, end = seq.tokens, len(seq.tokens)
         own = self._indexes.setdefault(seq, _Index())
         start, own.done = own.done, max(end, 1)

@@ -1,4 +1,4 @@
-"""No drafts: each pass gives each sequence one token. All others are compared with this reference."""
+"""No drafts: each pass gives each sequence one token. This is the reference for all other drafters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class NoDrafter(Drafter):
     name = "none"
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """No tokens."""
+        """Return empty drafts."""
         return [Draft([], self.name) for _ in seqs]
 
     def idle(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""Drafters that know the text beforehand: one is always right, one wrong on purpose, one right at a stated rate."""
+"""Drafters that know the text in advance: one is always right, one wrong on purpose, one right at a given rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from detgen.kernels.sampling import Choice
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A sample of the reference.
+    """A sample of the reference run.
 
     Attributes:
         choice: how its first token is chosen; distinguishes samples of one prompt.
@@ -26,7 +26,7 @@ class Known:
 
 
 class OracleDrafter(Drafter):
-    """Proposes what the reference says.
+    """Proposes the tokens of the reference.
 
     Args:
         known: samples of the reference.
@@ -41,11 +41,11 @@ class OracleDrafter(Drafter):
         self._found: WeakKeyDictionary[Drafting, list[int] | None] = WeakKeyDictionary()
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """The next lengths[i] tokens of the reference of seqs[i]; none for a sequence that it does not know."""
+        """Draft the next lengths[i] tokens of the reference of seqs[i]; none for an unknown sequence."""
         return [Draft(self.ahead(seq, n), self.name) for seq, n in zip(seqs, lengths, strict=True)]
 
     def ahead(self, seq: Drafting, length: int) -> list[int]:
-        """The reference's next tokens, as many as there are."""
+        """Return the next tokens of the reference, at most `length`."""
         whole = self._found.get(seq)
         at = len(seq.tokens)
         if whole is None or whole[:at] != seq.tokens:
@@ -63,7 +63,7 @@ class OracleDrafter(Drafter):
 class AdversaryDrafter(Drafter):
     """Proposes the reference with a wrong token at a random depth, so that verification rolls back at every depth.
 
-    After the wrong token comes the right continuation, which must not be taken over, or noise.
+    The wrong token is followed by the right continuation, which must not be accepted, or by noise.
 
     Args:
         oracle: knows the right tokens.
@@ -81,7 +81,7 @@ class AdversaryDrafter(Drafter):
         self._random = random.Random(seed)
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """lengths[i] tokens for seqs[i], at least one of them wrong where the sequence is known."""
+        """Draft lengths[i] tokens for seqs[i], at least one of them wrong if the sequence is known."""
         return [Draft(self._wrong(seq, n), self.name) for seq, n in zip(seqs, lengths, strict=True)]
 
     def _wrong(self, seq: Drafting, length: int) -> list[int]:
@@ -102,9 +102,9 @@ class AdversaryDrafter(Drafter):
 class SyntheticDrafter(Drafter):
     """Proposes the reference, each token wrong with probability 1 - acceptance, at the cost of a draft model.
 
-    Random weights give no draft model a chance, so what drafts of a given acceptance are worth is measured with this
-    one: the draft model runs for every draft, and its tokens are thrown away. Whether a token is wrong depends on its
-    text and position alone, so all batch sizes see the same errors.
+    With random weights, no draft model predicts the target, so this drafter measures what drafts of a given acceptance
+    rate are worth: the draft model runs for every draft, and its tokens are thrown away. Whether a token is wrong
+    depends only on its text and position, so all batch sizes see the same errors.
 
     Args:
         model: the draft model's drafter.
@@ -125,12 +125,12 @@ class SyntheticDrafter(Drafter):
         self._spoiled: WeakKeyDictionary[Drafting, list[int]] = WeakKeyDictionary()
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i], fewer where the reference ends."""
+        """Draft at most lengths[i] tokens for seqs[i], fewer where the reference ends."""
         self._model.draft(seqs, lengths)
         return [Draft(self._text(seq)[len(seq.tokens) :][:n], self.name) for seq, n in zip(seqs, lengths, strict=True)]
 
     def _text(self, seq: Drafting) -> list[int]:
-        """The whole text with its errors, the same ones whenever the sequence is first drafted for."""
+        """Return the whole text with its errors, which do not depend on when the sequence is first drafted for."""
         if seq not in self._spoiled:
             text = [*seq.tokens, *self._oracle.ahead(seq, sys.maxsize)]
             rng = random.Random(f"{self._seed} {text}")

@@ -20,7 +20,7 @@ from detgen.runner.model_runner import ModelRunner
 
 
 class PassDrafter(Drafter):
-    """Drafts by passes that are unconstrained: nothing rests on their bits.
+    """Drafts by unconstrained passes: no output depends on their bits.
 
     Args:
         runner: the passes.
@@ -35,39 +35,39 @@ class PassDrafter(Drafter):
 
     @property
     def ready(self) -> bool:
-        """Whether its first draft takes no longer than others."""
+        """Whether the next draft takes no longer than others."""
         return True
 
     def seconds(self, rows: float, chosen: float) -> float:
-        """What a pass of so many rows takes, and choosing so many tokens."""
+        """Return the seconds of a pass with that many rows, including choosing that many tokens."""
         return self.runner.cost.predict(rows, chosen=chosen)
 
     def changed_by(self, accepted: int, tried: int) -> bool:
-        """Take in how many of a draft's tokens were accepted, of those that were tried.
+        """Learn how many of a draft's tokens were accepted, of those that were tried.
 
         Returns:
-            Whether it drafts by other weights from now on, of which nothing is known.
+            Whether the drafter uses other weights from now on, whose acceptance rate is unknown.
         """
         return False
 
     @abstractmethod
     def unread(self, seq: Drafting) -> int:
-        """About how many of the sequence's tokens it has to read before it can draft."""
+        """Return about how many of the sequence's tokens the model must read before it can draft."""
 
     @abstractmethod
     def _reads(self, seq: Drafting) -> Window:
-        """The tokens that are read before the sequence's first draft token; the last committed one is among them."""
+        """Return the tokens to read before the first draft token, including the last committed one."""
 
     @abstractmethod
     def _wrote(self, window: Window, draft: list[int]) -> None:
-        """Note that the KV cache holds a window that was read, and a draft after it."""
+        """Note that the KV cache holds this window and the draft after it."""
 
     def room(self, seq: Drafting) -> int:
-        """How many tokens it can draft at most, since its context ends; 0 and less for none."""
+        """Return how many tokens fit the context; 0 or less for none."""
         return self._context - len(seq.tokens)
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]; stops after a token that ends it and at the context's end."""
+        """Draft at most lengths[i] tokens for seqs[i]; stop after a token that ends it, and where the context ends."""
         lengths = [min(n, self.room(s)) for s, n in zip(seqs, lengths, strict=True)]
         drafts: list[list[int]] = [[] for _ in seqs]
         going = [i for i, n in enumerate(lengths) if n > 0]
@@ -84,7 +84,7 @@ class PassDrafter(Drafter):
         return [Draft(draft, self.name) for draft in drafts]
 
     def _foreseeable(self, seqs: list[Drafting], reads: list[Window], choices: list[Choice]) -> bool:
-        """Whether one call can make several passes: nothing but the logits decides, or penalties that it counts."""
+        """Return whether one call can run several passes: only logits decide, or penalties that the call counts."""
         chaining = self.runner.chaining
         if not self.runner.rewinds or chaining is None or chaining.outputs != self._vocabulary:
             return False
@@ -95,7 +95,7 @@ class PassDrafter(Drafter):
     def _at_once(
         self, seqs: list[Drafting], lengths: list[int], reads: list[Window], choices: list[Choice]
     ) -> list[list[int]]:
-        """All drafts in one call."""
+        """Draft all tokens in one call."""
         wanted, growing = np.array(lengths, np.int64), [seq.growing() for seq in seqs]
         if any(choice.temperature for choice in choices) or any(growing):
             written = self.runner.draft(Windows.of(reads), wanted, choices, growing)
@@ -110,7 +110,7 @@ class PassDrafter(Drafter):
         return drafts
 
     def _stepwise(self, seqs: list[Drafting], lengths: list[int], reads: list[Window]) -> list[list[int]]:
-        """A token of each draft in a pass."""
+        """Draft one token of each sequence per pass."""
         drafts: list[list[int]] = [[] for _ in seqs]
         going = list(range(len(seqs)))
         logits = self._read(reads)
@@ -133,7 +133,7 @@ class PassDrafter(Drafter):
         return drafts
 
     def _read(self, reads: list[Window]) -> Array:
-        """Read windows, in several passes if need be; the logits of the last token of each."""
+        """Read windows, in several passes if necessary; return the logits of the last token of each."""
         ends: dict[int, Array] = {}
         for batch in fill_passes(Windows.of([]), reads, MOST_ROWS):
             ends.update(zip([w.slot for w in batch if w.logits], self.runner.run(batch), strict=True))

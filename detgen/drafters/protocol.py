@@ -17,7 +17,7 @@ class Drafting(Protocol):
         tokens: prompt and committed tokens.
         slot: its slot.
         acceptance: running (accepted, tried) draft tokens by drafter.
-        ending: token ids after which nothing need be drafted.
+        ending: token ids after which drafting is pointless.
     """
 
     tokens: list[int]
@@ -27,29 +27,29 @@ class Drafting(Protocol):
 
     @property
     def structure(self) -> object | None:
-        """The form that its text must have, the same object for all texts of a form; None for any text."""
+        """The form of its text, the same object for all texts of a form; None for any text."""
         ...
 
     @property
     def remaining(self) -> int:
-        """How many more tokens it may generate."""
+        """The number of tokens that it may still generate."""
         ...
 
     @property
     def generated(self) -> int:
-        """How many of the tokens are of its completion."""
+        """The number of tokens that belong to its completion."""
         ...
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens that are the only ones that may come, at most so many."""
+        """Return the next tokens that the form forces, at most `most`."""
         ...
 
     def growing(self) -> Growing | None:
-        """How its next tokens are adjusted, where its text may be any; None if they are not."""
+        """Return how its next tokens are adjusted, for text without a form; None if they are not."""
         ...
 
     def choice(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Choice:
-        """How the token `ahead` positions after the next one is chosen, the first `ahead` of `draft` coming before."""
+        """Return how the token `ahead` positions after the next one is chosen, given `ahead` tokens of `draft`."""
         ...
 
 
@@ -61,13 +61,13 @@ class Draft(NamedTuple):
 
 
 class Drafter(ABC):
-    """Proposes tokens after the committed ones. Only `name` and `draft` have to be there.
+    """Proposes tokens after the committed ones. Only `name` and `draft` must be defined.
 
     Attributes:
         name: its name on the command line, and in the acceptance log unless a draft names another.
-        draft_tokens: most tokens that it drafts per sequence and round; None for what the user set, or else four.
-        while_reading: whether it is asked in rounds that read prompts, too. What such a round took says nothing of the
-            drafts, so a drafter that learns from `timed` should stay out of them.
+        draft_tokens: maximum number of tokens to draft per sequence and round; None for the user's setting, or four.
+        while_reading: whether it also drafts in rounds that read prompts. The time of such a round says nothing about
+            the drafts, so a drafter that learns from `timed` should not take part.
         forces: whether it is asked even if it is idle where the text of some sequence must have a form.
     """
 
@@ -78,29 +78,29 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
-        """At most lengths[i] tokens for seqs[i]."""
+        """Draft at most lengths[i] tokens for seqs[i]."""
 
     def idle(self) -> bool:
-        """Whether it drafts nothing in the next round: it is not asked then, and sequences may get a few tokens."""
+        """Return whether it drafts nothing in the next round, in which one call may then run several passes."""
         return False
 
     def learn(self, seq: Drafting, drafter: str, accepted: int, tried: int) -> None:
-        """Called after each verified draft.
+        """Learn from a verified draft.
 
         Args:
-            seq: whose draft it was.
-            drafter: the name that the draft had.
-            accepted: how many of its tokens were.
-            tried: how many were compared with a canonical choice.
+            seq: the sequence.
+            drafter: name of the drafter, as in the draft.
+            accepted: number of accepted tokens.
+            tried: number of tokens that were compared with a canonical choice.
         """
         return
 
     def timed(self, steps: float, seconds: float, sequences: int) -> None:
-        """Called after each round that read no prompt, unless nothing was drafted in it and a sequence ended.
+        """Learn from a round that read no prompt. Not called if nothing was drafted and a sequence ended.
 
         Args:
-            steps: tokens that it committed, of each sequence on average; of a round without drafts, about its passes.
-            seconds: its time.
-            sequences: how many there were to draft for; 0 where others drafted too, so that its time is no measure.
+            steps: committed tokens per sequence, on average; without drafts, about the number of passes.
+            seconds: duration of the round.
+            sequences: number of sequences to draft for; 0 if others drafted too, so that the time is no measure.
         """
         return

@@ -1,4 +1,4 @@
-"""The drafters by name. To add one, write its file, named like it, and add an entry here.
+"""The drafters by name. To add one, write a module with its name and add an entry here.
 
 Imports neither torch nor the drafters, so that `--help` is fast.
 """

@@ -1,7 +1,7 @@
-"""The target drafts for itself, by its own weights in fewer bits on its own KV cache.
+"""The target drafts for itself, with its own weights in fewer bits, on its own KV cache.
 
-This is the fast path of LLM-42 (arXiv 2601.17768): a draft writes provisional entries after the committed ones, and
-the pass that verifies it overwrites them. Nothing is read twice, and rolling back is the target's own.
+This is the fast path of LLM-42 (arXiv 2601.17768): a draft writes provisional entries after the committed ones, and the
+pass that verifies it overwrites them. Nothing is read twice, and the target's roll-back covers the drafter, too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from detgen.kernels.input_batch import Window
 from detgen.kernels.pass_cost import PassCost
 from detgen.runner.model_runner import ModelRunner
 
-# Passes by copies in 8 bits take a third longer than those in 4. With 96 of 100 tokens accepted, as is usual, a round
-# by them is worth more as soon as fewer than 90 of 100 are in 4.
+# A pass with a copy in 8 bits takes a third longer than with one in 4. Since the former usually has 96 of 100 tokens
+# accepted, it is worth more as soon as fewer than 90 of 100 tokens of the latter are.
 _WORTH = 0.9
-_ENOUGH = 100  # tokens, before that can be told
+_ENOUGH = 100  # tokens to judge by
 
 
 class SelfDrafter(PassDrafter):
-    """Drafts with the target's narrowed weights, which are made when something is drafted first.
+    """Drafts with the target's narrowed weights, which are made for the first draft.
 
     Args:
         runner: passes by these weights.
@@ -50,7 +50,7 @@ class SelfDrafter(PassDrafter):
 
     @property
     def ready(self) -> bool:
-        """Whether the weights are there."""
+        """Whether the weights have been made."""
         return self._made
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
@@ -63,11 +63,11 @@ class SelfDrafter(PassDrafter):
         return drafts
 
     def seconds(self, rows: float, chosen: float) -> float:
-        """As `PassDrafter.seconds`; up to the second draft, as the bytes that passes read say."""
+        """See `PassDrafter.seconds`; before the second draft, estimated from the bytes that a pass reads."""
         return super().seconds(rows, chosen) or self._narrowed.share * self._target_cost.predict(rows, chosen=chosen)
 
     def changed_by(self, accepted: int, tried: int) -> bool:
-        """See `PassDrafter`: where fewer drafts are accepted than are worth it, better copies take their place."""
+        """See `PassDrafter`; if too few drafts are accepted, a better copy of the weights takes over."""
         self._accepted, self._tried = self._accepted + accepted, self._tried + tried
         if self._tried < _ENOUGH or self._accepted >= _WORTH * self._tried:
             return False
@@ -78,17 +78,17 @@ class SelfDrafter(PassDrafter):
         return True
 
     def unread(self, seq: Drafting) -> int:
-        """The last committed token: the target's cache holds all before it."""
+        """Return 1, for the last committed token: the target's cache holds everything before it."""
         return 1
 
     def _reads(self, seq: Drafting) -> Window:
         return Window(seq.slot, len(seq.tokens) - 1, seq.tokens[-1:], 1, drafted=1)  # its entries are provisional
 
     def _wrote(self, window: Window, draft: list[int]) -> None:
-        """What was written is provisional: nothing is to be known of it."""
+        """Do nothing: what was written is provisional."""
 
 
 def make(parts: Parts) -> Drafter:
-    """Drafts by the engine's only one, since its weights take memory; how many tokens, `auto`'s rule says."""
+    """Make a drafter that uses the engine's only copy of the weights, with lengths by `auto`'s rule."""
     assert parts.own is not None
     return AutoDrafter(parts, SelfDrafter.name)
