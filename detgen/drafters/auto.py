@@ -9,7 +9,6 @@ If each token is accepted with probability a, the expected number of accepted to
 accepted is less than the cost of its row in seconds times the speed, which maximizes a ratio of sums (Dinkelbach 1967).
 
 Two things are estimated:
-
 - Acceptance, with a Beta prior. Each sequence has its own rate for tokens drafted by a model; the mean of its prior is
   the run's rate. The rates of look-up belong to the run, one for each length of the match before a token.
 - Cost, as fitted by `PassCost`, times a factor per drafter: the median ratio of actual to predicted time.
@@ -220,10 +219,7 @@ class AutoDrafter(Drafter):
         return self._plan(name, chances, keys, first, all_first, model.seconds(there, there))
 
     def _plan(self, drafter: str, chances: list[list[float]], keys: int, *drafting: float) -> Plan | None:
-        """Return a drafter's best plan.
-
-        `drafting` has the seconds of its first pass, as charged to this round and in full, and of each further pass.
-        """
+        """Return a drafter's best plan; `drafting`: seconds of its first pass, charged and in full, and of others."""
         count, (first, all_first, further) = len(chances), drafting
         factor = self._factor(drafter, count.bit_length())
 

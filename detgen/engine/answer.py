@@ -1,7 +1,7 @@
-"""What a chat model answers, taken apart: what it thought, what it says, and the tools that it calls.
+"""Splits the answer of a chat model into its reasoning, its content and its tool calls.
 
-By the marks that the model's own chat template has, of the families that most models belong to. What is not whole or
-no JSON stays content.
+The marks in the model's own chat template decide; those of the families of most models are known. Whatever is
+incomplete or not JSON stays content.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ToolCall(NamedTuple):
     Attributes:
         name: of the function.
         arguments: a JSON object, as the model wrote it.
-        error: what is wrong with the call; None if nothing is known to be.
+        error: what is wrong with the call; None if no fault was found.
     """
 
     name: str
@@ -40,8 +40,8 @@ class Answer(NamedTuple):
     """The parts of an answer.
 
     Attributes:
-        reasoning_content: what the model thought before it answered; None if it did not.
-        content: what it says, without marks; None if that is nothing.
+        reasoning_content: the model's reasoning before the answer; None if there is none.
+        content: the answer without marks; None if it is empty.
         tool_calls: the calls, in order.
     """
 
@@ -53,14 +53,14 @@ class Answer(NamedTuple):
 def take_apart(
     template: str, text: str, *, opened: bool = False, closed: bool = False, tools: Collection[str] = (), calls: bool
 ) -> Answer | None:
-    """The parts of a text that a chat model wrote; None if it has no marks that the template has, too.
+    """Split a text that a chat model wrote; None if it has none of the template's marks.
 
     Args:
         template: the chat template.
-        text: with those special tokens that are marks.
+        text: the text, including special tokens that are marks.
         opened: whether the prompt ends inside a thought; see `thinks`.
-        closed: whether a text that never ends that thought is no thought.
-        tools: the names of what may be called. A call without a mark is one of these.
+        closed: whether a text that never ends this thought counts as content.
+        tools: names of the tools that may be called. A call without a mark must name one of these.
         calls: whether to look for calls.
     """
     thought, rest = _thought(template, text, opened, closed)
@@ -72,7 +72,7 @@ def take_apart(
 
 
 def spelling_of(template: str) -> tuple[tuple[str, str] | None, str | None]:
-    """The marks around a template's thoughts, and the one that tells how it spells calls; None where it has none."""
+    """Return the marks around a template's thoughts, and the mark of its calls; None for either if it has none."""
     think = next((pair for pair in _THOUGHTS if pair[1] in template), None)
     listed = _ARGUMENTS if _ARGUMENTS in template else _CALLS
     if _CALL in template:
@@ -84,21 +84,21 @@ def spelling_of(template: str) -> tuple[tuple[str, str] | None, str | None]:
 
 
 def thinks(template: str, prompt: str) -> bool:
-    """Whether a prompt, or the end of one, ends with the mark after which the model thinks."""
+    """Return whether a prompt, or its last part, ends with the mark after which the model thinks."""
     return any(end in template and prompt.rstrip().endswith(begin) for begin, end in _THOUGHTS)
 
 
 def goes_on_thinking(template: str, message: str) -> bool:
-    """Whether a message that the model continues ends inside a thought."""
+    """Return whether a message that the model continues ends inside a thought."""
     return any(end in template and message.rfind(begin) > message.rfind(end) for begin, end in _THOUGHTS)
 
 
 def tool_call(name: object, arguments: object) -> ToolCall | None:
-    """A call of these; None if they are none, or no JSON.
+    """Return a call; None if these do not make one.
 
     Args:
         name: of the function.
-        arguments: an object, or one as JSON in a string, which stays as it is.
+        arguments: an object, or a string with its JSON, which is kept as it is.
     """
     try:
         given = _DECODER.decode(arguments) if isinstance(arguments, str) else arguments
@@ -112,7 +112,7 @@ def tool_call(name: object, arguments: object) -> ToolCall | None:
 
 
 def _thought(template: str, text: str, opened: bool, closed: bool) -> tuple[str | None, str]:
-    """What the model thought, None if it did not, and what follows it."""
+    """Return the model's reasoning, None if there is none, and the text after it."""
     for begin, end in _THOUGHTS:
         if end not in template:
             continue
@@ -126,7 +126,7 @@ def _thought(template: str, text: str, opened: bool, closed: bool) -> tuple[str 
 
 
 def _calls(template: str, text: str, tools: Collection[str]) -> tuple[str, list[ToolCall]]:
-    """The rest of a text, and its calls."""
+    """Return a text without its calls, and the calls."""
     if _CALL in template:
         return _marked(text)
     if _CALLS in template:
@@ -145,7 +145,7 @@ def _calls(template: str, text: str, tools: Collection[str]) -> tuple[str, list[
 
 
 def _marked(text: str) -> tuple[str, list[ToolCall]]:
-    """Calls between marks. What is no call stays in the text; the end of the text may take the last mark's place."""
+    """Extract calls between marks. Anything else stays in the text; the last mark may be missing."""
     rest, found, at = [], list[ToolCall](), 0
     while (start := text.find(_CALL, at)) >= 0:
         inner = start + len(_CALL)
@@ -162,7 +162,7 @@ def _marked(text: str) -> tuple[str, list[ToolCall]]:
 
 
 def _mistral(text: str) -> list[ToolCall] | None:
-    """The calls after a mark of Mistral's: a list of them, or one with its name before its arguments."""
+    """Return the calls after Mistral's mark: a list, or a single call with its name before its arguments."""
     if (match := _NAMED.match(text)) is not None:
         value, end = _json(text, match.end())
         call = tool_call(match[1], text[match.end() : end].rstrip()) if isinstance(value, dict) else None
@@ -173,7 +173,7 @@ def _mistral(text: str) -> list[ToolCall] | None:
 
 
 def _sequence(text: str) -> list[ToolCall] | None:
-    """The calls that a text consists of, with semicolons between them."""
+    """Return the calls of a text that consists of calls separated by semicolons."""
     found, at = list[ToolCall](), 0
     while at < len(text):
         calls, at = _each(text, at)
@@ -185,7 +185,7 @@ def _sequence(text: str) -> list[ToolCall] | None:
 
 
 def _each(text: str, at: int) -> tuple[list[ToolCall] | None, int]:
-    """The calls of the object, or the list of objects, at a place, None if one is no call; and the place behind it."""
+    """Return the calls in the object or list at a position, None if one is not a call, and the position after it."""
     value, end = _json(text, at)
     at = _skip(text, at)
     starts = [start for _, start, _ in _values(text, at)] if isinstance(value, list) else [at]
@@ -199,7 +199,7 @@ def _each(text: str, at: int) -> tuple[list[ToolCall] | None, int]:
 
 
 def _written(text: str, at: int) -> ToolCall | None:
-    """The call that an object at a place is, with its arguments letter by letter; None if it is none."""
+    """Return the object at a position as a call, its arguments as they are written; None if it is not a call."""
     found = {key: text[start:end] for key, start, end in _values(text, at)}
     arguments = found.get("arguments", found.get("parameters"))
     if "name" not in found or arguments is None:
@@ -208,7 +208,7 @@ def _written(text: str, at: int) -> ToolCall | None:
 
 
 def _values(text: str, at: int) -> Iterator[tuple[str, int, int]]:
-    """Key, place, and end of each value of the JSON object or list at a place; the keys of a list are empty."""
+    """Yield key, start and end of each value of the JSON object or list at a position; list keys are empty."""
     ends = "}" if text[at] == "{" else "]"
     at = _skip(text, at + 1)
     while text[at] != ends:
@@ -223,7 +223,7 @@ def _values(text: str, at: int) -> Iterator[tuple[str, int, int]]:
 
 
 def _json(text: str, at: int) -> tuple[Any, int]:
-    """The value that begins at a place, and the place behind it and white space; None if there is none."""
+    """Return the JSON value at a position, and the position after it and white space; None if there is none."""
     at = _skip(text, at)
     try:
         value, end = _DECODER.raw_decode(text, at)

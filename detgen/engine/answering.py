@@ -1,4 +1,4 @@
-"""From a sequence that ended to the completion that callers get, a chat's with the parts of the answer."""
+"""Turns finished sequences into the completions that callers get; those of chats have the parts of the answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")  # what response tem
 
 
 class Answering:
-    """Takes the answers of a model apart: by its tokenizer's response template, else by its chat template's marks.
+    """Splits the answers of a model by its tokenizer's response template, or else by its chat template's marks.
 
     Args:
         tokenizer: the target's.
@@ -35,7 +35,7 @@ class Answering:
             _ = tokenizer.parse_response  # of a kept tokenizer, loads transformers' own outside of the bounds of a call
 
     def answer(self, seq: Sequence) -> Answer | None:
-        """The parts of what a sequence answers, which ended; None if it is no chat, or has no parts."""
+        """Return the parts of a finished sequence's answer; None if it is not a chat or has no parts."""
         request = seq.request
         if request.messages is None or not getattr(self._tokenizer, "chat_template", None):
             return None
@@ -47,7 +47,7 @@ class Answering:
         return found._replace(tool_calls=tuple(self._judged(call, tools) for call in calls))
 
     def _judged(self, call: ToolCall, tools: dict[str, dict[str, Any]]) -> ToolCall:
-        """A call, and what is wrong with it."""
+        """Return the call, with what is wrong with it."""
         function = tools.get(call.name)
         if function is None:
             return call._replace(error=f"no tool has the name {call.name}")
@@ -68,7 +68,7 @@ class Answering:
         return call._replace(error=f"the arguments do not fit the parameters of {call.name}: {place}")
 
     def _by_marks(self, seq: Sequence) -> Answer | None:
-        """By the marks of the chat template."""
+        """Split an answer by the marks of the chat template."""
         request = seq.request
         template = self.template(request)
         if not any(mark in template for mark in MARKS) and not request.tools:
@@ -83,17 +83,17 @@ class Answering:
         )
 
     def template(self, request: Request) -> str:
-        """The template of a chat."""
+        """Return the template of a chat."""
         return str(self._tokenizer.get_chat_template(tools=request.tools or None))
 
     def spelled(self, mark: str) -> str:
-        """A mark in llguidance's grammars: a text, or a special token, which no text is."""
+        """Return a mark as llguidance's grammars spell it: as text, or as a special token."""
         of = self._tokenizer.convert_ids_to_tokens
         token = next((token for token in sorted(self._marks) if str(of(token)) == mark), None)
         return json.dumps(mark) if token is None else f"<[{token}]>"
 
     def opened(self, template: str, request: Request, prompt: list[int]) -> bool:
-        """Whether the prompt of a chat, given as token ids, ends inside a thought."""
+        """Return whether the prompt of a chat, given as token ids, ends inside a thought."""
         if request.continue_final_message and request.messages:
             content = request.messages[-1].get("content") or ""
             parts = content if isinstance(content, list) else [{"text": content}]
@@ -101,7 +101,7 @@ class Answering:
         return thinks(template, self._decode(prompt[-_TAIL:]))
 
     def _text(self, seq: Sequence, special: frozenset[int]) -> str:
-        """The text with some special tokens, cut where the text is cut."""
+        """Return the text with these special tokens, cut where the text is cut."""
         completion = seq.tokens[seq.prompt_length :]
         if not special.intersection(completion):
             return seq.text
@@ -130,7 +130,7 @@ class Answering:
 
 
 def _answer(message: dict[str, Any]) -> Answer | None:
-    """The parts of a message that transformers made; None if it has none, or any that is none."""
+    """Return the parts of a message made by transformers; None if it has none, or an invalid one."""
     thought = next((message[key] for key in _REASONING if message.get(key) is not None), None)
     content = message.get("content")
     calls = []
@@ -148,13 +148,13 @@ def _answer(message: dict[str, Any]) -> Answer | None:
 def completion_of(
     seq: Sequence, chunk: int | None, decode: Callable[[tuple[int, ...]], str], answering: Answering
 ) -> Completion:
-    """What became of a sequence.
+    """Return the completion of a sequence.
 
     Args:
-        seq: a sequence that ended.
+        seq: a finished sequence.
         chunk: tokens of a chunk; None if the target does not think.
-        decode: the text of a thought's tokens.
-        answering: takes answers apart.
+        decode: gives the text of a thought's tokens.
+        answering: splits answers.
     """
     if seq.error is not None:
         return Completion(
@@ -177,7 +177,7 @@ def completion_of(
 
 
 def _thoughts(seq: Sequence, chunk: int, decode: Callable[[tuple[int, ...]], str]) -> Iterator[Thought]:
-    """What the chunks thought that did."""
+    """Yield the thoughts of all chunks that have one."""
     for i, tokens in enumerate(seq.thoughts):
         if tokens:
             yield Thought(i * chunk, tokens, decode(tokens))

@@ -1,4 +1,4 @@
-"""From what a caller of `Engine.generate` may write to requests."""
+"""Turns the arguments of `Engine.generate` into requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = "a text, a list of token ids, a list of messages or a Request"
 def requests_of(
     prompts: Prompt | Iterable[Prompt], params: SamplingParams | None, sampling: Mapping[str, Any]
 ) -> list[Request]:
-    """One request per prompt, each an object of its own.
+    """Return one request per prompt, each a separate object.
 
     Args:
         prompts: one prompt or several. A list of token ids is one prompt, and so is a list of messages.
@@ -28,7 +28,7 @@ def requests_of(
         sampling: fields of `SamplingParams` that replace those of `params`.
 
     Raises:
-        RequestError: if a prompt is none, a parameter is out of range, or parameters are given for requests, which
+        RequestError: if a prompt is invalid, a parameter is out of range, or parameters are given for requests, which
             have their own.
         TypeError: if there is no such parameter.
     """
@@ -38,7 +38,7 @@ def requests_of(
 def requests_from(
     prompts: Prompt | Iterable[Prompt], params: SamplingParams | None, sampling: Mapping[str, Any]
 ) -> Iterator[Request]:
-    """As `requests_of`, one after the other: prompts that are no sequence are read as far as requests are taken."""
+    """Like `requests_of`, but lazy: an iterator of prompts is read only as far as requests are taken."""
     given: Any = prompts
     lazy = isinstance(given, Iterable) and not isinstance(given, Sequence | Mapping) and not hasattr(given, "tolist")
     return _requests(given if lazy else _several(given), params, sampling)
@@ -59,14 +59,14 @@ def _requests(prompts: Iterable[Any], params: SamplingParams | None, sampling: M
 
 
 def numbered(requests: Iterable[Any]) -> Iterator[Any]:
-    """Requests, each with an index; whatever else is among them stays as it is."""
+    """Yield the requests with an index each; anything else is passed through."""
     place = count()
     for request in requests:
         yield request.numbered(next(place)) if isinstance(request, Request) else request
 
 
 def _several(prompts: Any) -> list[Any]:
-    """A list of prompts: the one that is given, or those that are."""
+    """Return a list of prompts, whether one or several are given."""
     prompts = _plain(prompts)
     if isinstance(prompts, str | Request):
         return [prompts]
@@ -77,10 +77,10 @@ def _several(prompts: Any) -> list[Any]:
 
 
 def request_of(i: int, prompt: Any, params: SamplingParams) -> Request:
-    """The request of prompt `i`, which is none yet.
+    """Return a request for prompt `i`.
 
     Raises:
-        RequestError: if it is no prompt either.
+        RequestError: if it is not a prompt.
     """
     prompt = _plain(prompt)
     if isinstance(prompt, str):
@@ -95,7 +95,7 @@ def request_of(i: int, prompt: Any, params: SamplingParams) -> Request:
 
 
 def _plain(value: Any) -> Any:
-    """An array or a tensor as a list."""
+    """Return an array or a tensor as a list."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -1,8 +1,8 @@
-"""At which block ends sequences leave snapshots of their states, and who waits for them.
+"""Decides at which block ends sequences leave snapshots of their states, and which sequences wait for them.
 
-Where layers keep states, a beginning is shared up to a block end that has a snapshot. A copy of all states is worth it
-at few of them: at the last block end of what a sequence reads, for others that read the same, and where sequences part
-that begin alike. The chunks of a prompt end there, too. Affects only the speed. Knows no tensors.
+If layers keep states, a prefix is shared up to a block end that has a snapshot. Copying all states is worth it at few
+block ends: at the last one of what a sequence reads, for others that read the same, and where sequences with a common
+prefix diverge. The chunks of a prompt end there, too. Affects only speed. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FAR = 1 << 40  # positions: no end
 
 
 class BlockEnds:
-    """The block ends at which slots that read are to leave snapshots.
+    """The block ends at which slots that read leave snapshots.
 
     Args:
         snapshots: of the target's states.
@@ -39,13 +39,13 @@ class BlockEnds:
         self._coming: dict[bytes, int] = {}  # by the key of the block that ends there: the slot
 
     def waits(self, seq: Sequence, prefix: Prefix) -> bool:
-        """Whether another sequence is about to leave a snapshot that this one can go on from.
+        """Return whether another sequence is about to leave a snapshot from which this one can continue.
 
-        One that still reads what both begin with is asked for a snapshot where they part.
+        If that sequence is still reading the common prefix, it is asked for a snapshot at the end of the prefix.
 
         Args:
-            seq: has no slot yet.
-            prefix: what the pages hold of it.
+            seq: a sequence without a slot.
+            prefix: the part of it that pages hold.
         """
         known, most = len(prefix.pages), seq.asked_from // BLOCK
         reader = self._pages.reader(seq.keys[known]) if known < most else None
@@ -59,12 +59,12 @@ class BlockEnds:
         return any(key in self._coming for key in seq.keys[first:known])
 
     def begin(self, seq: Sequence, known: Prefix, shared: Prefix) -> None:
-        """Let a sequence that has a slot go on behind what it shares, and say where it leaves snapshots itself.
+        """Let a sequence with a slot continue after what it shares, and decide where it leaves snapshots itself.
 
         Args:
             seq: the sequence; its slot has the pages that it shares.
-            known: what the pages hold of it.
-            shared: as much of that as ends with a snapshot.
+            known: the part of it that pages hold.
+            shared: the part of `known` up to a snapshot.
         """
         if shared.pages:
             self.snapshots.restore(seq.slot, shared)
@@ -73,18 +73,18 @@ class BlockEnds:
                 self._want(seq.slot, block)
 
     def _want(self, slot: int, block: int) -> None:
-        """Have a slot leave a snapshot behind its first so many blocks, unless one is about to come."""
+        """Have a slot leave a snapshot after its first `block` blocks, unless one is already on the way."""
         key = self._live[slot].keys[block - 1]
         if key not in self._coming:
             self._coming[key] = slot
             insort(self._wanted.setdefault(slot, []), block * BLOCK)
 
     def ends(self, slots: np.ndarray) -> np.ndarray:
-        """Up to where slots, int64 [n], are read next at most, int64 [n]."""
+        """Return the position up to which each slot may be read next: int64 [n] for slots int64 [n]."""
         return np.array([next(iter(self._wanted.get(slot, ())), _FAR) for slot in slots.tolist()], np.int64)
 
     def leave(self, slot: int) -> None:
-        """Take the snapshot that is wanted where a slot is, of whose entries all can be found."""
+        """Take the snapshot that is wanted at a slot's position, if all of its entries can be found."""
         cached, keys, wanted = int(self._live.cached[slot]), self._live[slot].keys, self._wanted.get(slot)
         while wanted and wanted[0] <= cached:
             position = wanted.pop(0)
@@ -95,7 +95,7 @@ class BlockEnds:
                 self.snapshots.keep(slot, position, page)
 
     def forget(self, slot: int) -> None:
-        """Nothing is to be expected of a slot any more."""
+        """Expect no more snapshots from a slot."""
         keys = self._live[slot].keys
         for position in self._wanted.pop(slot, ()):
             del self._coming[keys[position // BLOCK - 1]]

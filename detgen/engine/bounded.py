@@ -1,8 +1,8 @@
-"""Calls a function of a stranger, such as a model's chat template, within bounds of time, memory and length.
+"""Calls an untrusted function, such as a model's chat template, with limits on time, memory and length.
 
-A template or a tokenizer can go on for ever, or ask for all of the memory in a single operation, which nothing in its
-own process could stop. Hence the call is made in a copy of this process, whose bounds the operating system keeps. The
-bound of time is processor time: neither a slow nor a busy machine turns a good template into an error.
+A template or a tokenizer can run forever or ask for all memory in a single operation, which nothing in its own process
+could stop. So the call is made in a forked copy of this process, whose limits the operating system enforces. The time
+limit is processor time, so that neither a slow nor a busy machine turns a good template into an error.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _Result = TypeVar("_Result")
 
 
 class BoundsError(Exception):
-    """A call went over a bound, or raised something; the message is one line."""
+    """A call exceeded a limit or raised an exception; the message is one line."""
 
 
 class _TooMuchError(BoundsError):
-    """It took too much time or memory."""
+    """A call took too much time or memory."""
 
 
 class Bounded(Generic[_Result]):
-    """Calls one function in a copy of this process, which is made when it is needed and kept while calls come in.
+    """Calls one function in a copy of this process, which is made when needed and kept while calls come in.
 
-    Calls of several threads take turns. What the function changes stays in the copy.
+    Calls from several threads take turns. What the function changes stays in the copy.
 
     Args:
-        function: its arguments and results can be pickled.
-        seconds: of processor time for a call.
-        least: gives the least call of a call's kind. Where a call takes too much and that one does, too, whatever the
-            first was about, the kind is given up.
+        function: a function whose arguments and results can be pickled.
+        seconds: processor time for a call.
+        least: gives the smallest call of the same kind. If a call exceeds a limit and the smallest one does, too, no
+            more calls of this kind are tried.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Bounded(Generic[_Result]):
         self._to, self._from = -1, -1
 
     def __call__(self, *arguments: Any, **named: Any) -> _Result:
-        """What the function returns.
+        """Call the function and return its result.
 
         Raises:
-            BoundsError: it takes too long, too much memory, writes too much, or raises something.
-            EngineError: there is no room for a copy of this process.
+            BoundsError: it takes too much time or memory, writes too much, or raises an exception.
+            EngineError: there is not enough memory for a copy of this process.
         """
         try:
             call = pickle.dumps((arguments, named))
@@ -111,7 +111,7 @@ class Bounded(Generic[_Result]):
         raise BoundsError(content.decode("utf-8", "surrogatepass"))
 
     def _asked(self, call: bytes) -> bytes | None:
-        """The copy's answer; None if it had ended before the call reached it."""
+        """Return the copy's answer; None if the copy had ended before the call reached it."""
         if self._child < 0 or self._owner != os.getpid():
             self._start()
         try:
@@ -163,12 +163,12 @@ class Bounded(Generic[_Result]):
         os.close(ours)
 
     def _end(self) -> int:
-        """Let the copy go; its wait status."""
+        """End the copy and return its wait status."""
         self._child = -1
         return self._finalize() or 0
 
     def _serve(self, calls: int, answers: int) -> NoReturn:
-        """The copy's life."""
+        """Answer calls, in the copy."""
         code = 1
         try:
             for number in ENDING:  # the other side ends it, by hanging up
@@ -192,7 +192,7 @@ class Bounded(Generic[_Result]):
             os._exit(code)
 
     def _answer(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[bytes, bool]:
-        """The answer, and whether another call can follow: after a panic a library is not what it was."""
+        """Return the answer, and whether another call can follow, which it cannot after a library has panicked."""
         try:
             result = self._function(*arguments, **named)
             if isinstance(result, str) and len(result) > CHARACTERS:
@@ -205,7 +205,7 @@ class Bounded(Generic[_Result]):
 
 
 def _end(child: int, owner: int, *files: int) -> int:
-    """Let a copy go; its wait status."""
+    """End a copy and return its wait status."""
     if owner != os.getpid():
         return 0
     for file in files:
@@ -216,7 +216,7 @@ def _end(child: int, owner: int, *files: int) -> int:
 
 
 def _limit_memory() -> None:
-    """Give this process no more memory than it has and `_MEMORY`."""
+    """Limit this process to the memory that it has plus `_MEMORY`."""
     try:
         size = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
     except OSError:  # elsewhere than on Linux
@@ -241,7 +241,7 @@ def _send(file: int, message: bytes) -> None:
 
 
 def _receive(file: int) -> bytes | None:
-    """The next message; None if the other side has hung up."""
+    """Return the next message; None if the other side has hung up."""
     head = _read(file, _SIZE.size)
     return None if head is None else _read(file, _SIZE.unpack(head)[0])
 

@@ -1,4 +1,4 @@
-"""What is wrong with a call that a model was free to write, as far as the schema of its arguments says."""
+"""Finds what is wrong with an unconstrained tool call, according to the schema of its arguments."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from referencing import Registry
 
 
 def misfit(schema: Any, arguments: str) -> str | None:
-    """Where arguments do not fit a schema, and the keyword that says so; None if they fit.
+    """Return where arguments do not fit a schema, and the keyword that they violate; None if they fit.
 
-    The first place of all in the order of their names: messages, and which of them is the best one, change with the
-    version of jsonschema.
+    This is the first place in the order of names, because the messages of jsonschema, and which one it finds best,
+    change with its version.
 
     Args:
         schema: a JSON schema; references are within it.
         arguments: a JSON object.
 
     Raises:
-        Exception: it is no schema; jsonschema may raise anything.
+        Exception: if it is not a schema; jsonschema may raise anything.
     """
     validator = validators.validator_for(schema)
     validator.check_schema(schema)

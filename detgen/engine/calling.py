@@ -1,4 +1,4 @@
-"""What a text must be that calls a tool: a grammar of the markers of the chat template, for llguidance."""
+"""Makes grammars for llguidance that force a text to call a tool, in the marks of the chat template."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ reason%s: /(.|\\n)*/
 
 
 def grammar_of(request: Request, prompt: list[int], answering: Answering) -> str | None:
-    """What a request's text must be for its `tool_choice`; None if it need not call a tool.
+    """Return the grammar that a request's `tool_choice` asks for; None if it need not call a tool.
 
     Args:
         request: a chat.
-        prompt: the token ids of it.
+        prompt: its token ids.
         answering: knows the template.
 
     Raises:
-        RequestError: the template spells calls in no way that is known here, or the choice is wrong.
+        RequestError: if the template's way to spell calls is unknown, or the choice is invalid.
     """
     tools = functions(request.tools)
     names = called(request.tool_choice, list(tools))
@@ -63,7 +63,7 @@ def grammar_of(request: Request, prompt: list[int], answering: Answering) -> str
 
 
 def _calls(kind: str, schemas: dict[str, str], spelled: Callable[[str], str], *, many: bool) -> str:
-    """The rule `calls` and those that it needs, for arguments of these schemas by the names of their tools."""
+    """Return the rule `calls` and the rules that it needs, given the schemas of arguments by the names of tools."""
     if kind == "<tool_call>":
         more = r' ("\n" call)*' if many else ""
         call = rf'call: {spelled(kind)} "\n" object "\n" {spelled("</tool_call>")}'
@@ -78,7 +78,7 @@ def _calls(kind: str, schemas: dict[str, str], spelled: Callable[[str], str], *,
 
 
 def _objects(schemas: dict[str, str], arguments: str) -> str:
-    """The rule `object` of a call of one of the tools."""
+    """Return the rule `object` for a call of one of the tools."""
     each = []
     for i, name in enumerate(schemas):
         head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{arguments}": '

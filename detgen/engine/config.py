@@ -1,4 +1,4 @@
-"""What an engine is built from: models, device, drafter, limits. Plain data, checked on construction."""
+"""The settings of an engine: models, device, drafter, limits. Plain data, checked on construction."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _MOST_CHUNKS = 1_000_000_000
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `4GiB`, `500MB`, `2.5g` (as GiB) or a plain number of bytes.
+    """Parse `4GiB`, `500MB`, `2.5g` (as GiB) or a plain number of bytes.
 
     Raises:
-        ValueError: it is none.
+        ValueError: if it is none of these.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     unit = match and _UNITS.get("" if match[2] == "b" else match[2])
@@ -51,7 +51,7 @@ def parse_size(text: str) -> int:
 
 
 def _draft_tokens(text: str) -> int | None:
-    """A number of tokens, or None for `auto`."""
+    """Parse a number of tokens, or `auto` as None."""
     if text == "auto":
         return None
     if not text.isdecimal() or int(text) < 1:
@@ -60,7 +60,7 @@ def _draft_tokens(text: str) -> int | None:
 
 
 def _chunks(text: str) -> int | str:
-    """A number of chunks, `auto` or `off`."""
+    """Parse a number of chunks, `auto` or `off`."""
     if text in ("auto", "off"):
         return text
     if not text.isdecimal() or int(text) < 1:
@@ -69,14 +69,14 @@ def _chunks(text: str) -> int | str:
 
 
 def _device(text: str) -> str:
-    """A device by torch's name, or `auto`."""
+    """Parse a device by torch's name, or `auto`."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
         raise ValueError(f"{text!r} is not one of auto, cpu, cuda, cuda:N (N a number)")
     return text
 
 
 def _dtype_of(allowed: tuple[str, ...]) -> Callable[[str], str]:
-    """Reads a number format by torch's name or a short one."""
+    """Return a parser of number formats by torch's names or short ones."""
 
     def parse(text: str) -> str:
         name = DTYPE_NAMES.get(text, text)
@@ -89,14 +89,14 @@ def _dtype_of(allowed: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def _drafter(text: str) -> str:
-    """A drafter by name."""
+    """Parse the name of a drafter."""
     if text not in DRAFTERS:
         raise ValueError(f"{text!r} is not one of {', '.join(DRAFTERS)}")
     return text
 
 
 def _switch(text: str) -> bool:
-    """`on` or `off`."""
+    """Parse `on` or `off`."""
     if text not in ("on", "off"):
         raise ValueError(f"{text!r} is neither on nor off")
     return text == "on"
@@ -111,31 +111,31 @@ def _known(drafter: Any) -> Any:
 @dataclass(frozen=True, slots=True, repr=False, config=ConfigDict(strict=True, extra="forbid"))
 class EngineConfig:
     """How to build an engine. Only `target`, `adapter`, `dtype`, `kv_dtype`, `target_quant` and the device can change
-    an output.
+    outputs.
 
     Attributes:
         target: folder, GGUF file or hub name of the target model, demo-thinking (the embedded one that thinks while it
             reads), or a loaded model (it is changed in place); None is the embedded one.
-        draft: the draft model, likewise; None is the embedded one if the target is None, too, else none.
+        draft: the draft model, in the same forms; None is the embedded one if the target is None, too, else none.
         drafter: name of the drafter; auto chooses during the run. Or a function that makes a custom drafter, given
             the engine's own by name: `model` (if there is a draft model), `self` (if the target can), `ngram`, `auto`
             and `none`.
-        draft_tokens: draft tokens per round of all but `none`; None adapts.
-        batch_size: most requests at a time.
+        draft_tokens: draft tokens per round for all drafters but `none`; None adapts.
+        batch_size: maximum number of requests at a time.
         device: auto, cpu, cuda or cuda:N.
-        dtype: number format in which weights are kept; auto is the checkpoint's own. With bfloat16, inputs of linear
-            layers are rounded to it, too; all else is computed in float32. bfloat16-tc25 and bfloat16-tc24 are the
-            same, but products are added up as tensor cores of GPUs do.
+        dtype: number format of weights; auto is the checkpoint's own. With bfloat16, inputs of linear layers are
+            rounded to it, too; everything else is computed in float32. bfloat16-tc25 and bfloat16-tc24 are the same,
+            but products are added up as tensor cores of GPUs do.
         kv_dtype: number format of the KV cache, float32 or bfloat16; auto is bfloat16 where `dtype` is one of these.
         adapter: folder of an adapter (LoRA, as PEFT saves it) that is merged into the target's weights; None for none.
         target_quant: quantization of the target's linear layers: q8, q4 or q4_k by detgen, nf4 or int8 by bitsandbytes,
             or none.
-        draft_quant: quantization of the draft model, likewise.
+        draft_quant: quantization of the draft model, as for `target_quant`.
         threads: CPU threads; None for one per core.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
-        prefill_chunk: most prompt tokens of a request per round; None fills the pass.
-        prefix_cache: share KV entries of prompts that begin alike, also with finished requests.
-        speculative_prefill: chunks that a pass reads ahead in a prompt, for models that think while they read; auto
+        prefill_chunk: maximum number of prompt tokens per request and round; None fills the pass.
+        prefix_cache: share the KV entries of common prefixes, also with finished requests.
+        speculative_prefill: chunks of a prompt to read ahead in a pass, for models that think while they read; auto
             adapts, off reads chunk by chunk.
         trust_remote_code: run Python code that comes with a model.
     """
@@ -259,7 +259,7 @@ class EngineConfig:
         """Check types and ranges.
 
         Raises:
-            EngineError: if one is wrong; names the setting, what it may be and its value.
+            EngineError: if one is wrong; names the setting, its valid values and its value.
             TypeError: if there is no such setting.
         """
         try:
@@ -269,7 +269,7 @@ class EngineConfig:
 
 
 def _refusal(errors: Sequence[Mapping[str, Any]]) -> Exception:
-    """The exception for the first setting that is wrong; what is said of the parts of its type is told as one."""
+    """Return the exception for the first wrong setting; errors of the parts of a union are reported as one."""
     name, value = errors[0]["loc"][0], errors[0]["input"]
     same = [error for error in errors if error["loc"][0] == name]
     if same[0]["type"] == "unexpected_keyword_argument":

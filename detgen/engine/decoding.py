@@ -35,7 +35,7 @@ class _Drafts(NamedTuple):
     Attributes:
         counts: int64 [slots that decode], tokens of each.
         tokens: int64 [sum of counts].
-        drafters: int64 [slots], whose they are; places in the log's names.
+        drafters: int64 [slots], who drafted them: indexes into the log's names.
     """
 
     counts: np.ndarray
@@ -52,12 +52,12 @@ class Decoding:
         stopping: decides where sequences end.
         stats: counters to update.
         drafter: proposes tokens.
-        draft_tokens: most of them per sequence and round, unless the drafter says otherwise.
-        vocabulary: how many tokens the target has.
+        draft_tokens: maximum number of draft tokens per sequence and round, unless the drafter sets its own.
+        vocabulary: number of the target's tokens.
         ahead: reads the prompts of a thinking model; None if the target does not think.
 
     Attributes:
-        committing: what becomes of the passes.
+        committing: commits the results of passes.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Decoding:
         """Run one round.
 
         Returns:
-            The sequences that finished in it; their slots are free again.
+            The sequences that finished; their slots are free again.
         """
         scheduler, live, stats, policy = self._scheduler, self._scheduler.live, self._stats, self._policy
         started, before = time.perf_counter(), stats.tokens
@@ -112,7 +112,7 @@ class Decoding:
         return ended
 
     def _draft(self, slots: np.ndarray, most: int) -> _Drafts | None:
-        """The drafts of slots that decode, at most so many tokens of each; None if there are none."""
+        """Return the drafts of slots that decode, at most `most` tokens each; None if there are none."""
         live = self._scheduler.live
         verified = live.verified[slots]
         asked = slots[verified]
@@ -136,13 +136,13 @@ class Decoding:
         return _Drafts(counts, tokens, drafters)
 
     def _known(self, tokens: list[int]) -> list[int]:
-        """The tokens before the first that the target does not have."""
+        """Return the tokens before the first one that the target does not have."""
         if not tokens or (min(tokens) >= 0 and max(tokens) < self._vocabulary):
             return tokens
         return list(takewhile(lambda token: 0 <= token < self._vocabulary, tokens))
 
     def _windows(self, slots: np.ndarray, drafts: _Drafts | None) -> Windows:
-        """The last committed token of each slot, and its draft."""
+        """Return a window for each slot: its last committed token and its draft."""
         live = self._scheduler.live
         lengths = np.ones(len(slots), np.int64)
         tokens = live.last[slots]
@@ -157,7 +157,7 @@ class Decoding:
         return Windows(slots, live.length[slots] - 1, lengths, lengths, tokens, lengths - 1)
 
     def _run(self, windows: Windows, drafts: _Drafts | None, most: int) -> Iterator[Ran]:
-        """Run the passes of a round: up to `most` of them in one call, or one by one as each has been committed."""
+        """Run the passes of a round: up to `most` in one call, or one by one, each after the last was committed."""
         live, committing = self._scheduler.live, self.committing
         if self._policy.may_chain(live, windows) and self._foreseeable(windows, most):
             call = foresee(self._scheduler, windows, most, goes_on=self._policy.undrafted(live))
@@ -179,14 +179,14 @@ class Decoding:
                 yield Ran(part, results, broken, drafts and drafts.drafters)
 
     def _foreseeable(self, windows: Windows, most: int) -> bool:
-        """Whether so many passes can go on with what these windows choose before anybody has looked at it."""
+        """Return whether `most` passes can continue with the choices of these windows before the host has seen them."""
         committing = self.committing
         if committing.plain(windows):
             return True
         return not committing.seen and self._policy.may_foresee(self._scheduler.live, windows.slots, most)
 
     def _chain(self, call: Call, choosing: Windows) -> Ran:
-        """Run passes in one call, in which each sequence reads what it chose in the one before."""
+        """Run passes in one call; in each, a sequence reads the token that it chose in the one before."""
         live, (first, later, reads, slots, lengths) = self._scheduler.live, call
         to_end = live.eos[slots] & (live.length[slots] - live.prompt[slots] >= live.least[slots])
         ends = Ends(live.eos_ids[:, 0].copy(), to_end)

@@ -1,9 +1,8 @@
-"""From requests to their samples: the token ids of the prompts, and whether model and cache have room for them.
+"""Turns requests into samples: tokenizes prompts and checks that the model and the cache have room for them.
 
-The least number of tokens that a long text can have is told from its length alone: no token stands for more than the
-longest entry of the vocabulary, so the length divided by the entry's is a lower bound. It is sound only where nothing
-of the text gets lost on the way to the tokens: a tokenizer whose normalizers or splitters may drop text, or that joins
-unknown characters into one token, gets no bound.
+The length of a text gives a lower bound on its number of tokens: no token stands for more than the longest entry of the
+vocabulary. The bound is sound only if no text is lost during tokenization: a tokenizer whose normalizers or splitters
+may drop text, or that joins unknown characters into one token, has no bound.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _LARGE = 1_000_000  # characters of a text from which its length is looked at fi
 
 
 class _Limits(NamedTuple):
-    """What one token stands for at most, and how texts are measured.
+    """The most that one token stands for, and how texts are measured.
 
     Attributes:
         size: bytes, or characters where the vocabulary is of characters.
@@ -58,10 +57,10 @@ class _Limits(NamedTuple):
 
 
 class LeastTokens:
-    """Lower bounds of a tokenizer, whose state is read on first use.
+    """Lower bounds on numbers of tokens. The tokenizer's state is read on first use.
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: a tokenizer of transformers.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -73,7 +72,7 @@ class LeastTokens:
         return None if backend is None else _limits(json.loads(backend.to_str()))
 
     def of(self, text: str) -> int:
-        """Tokens that the text has at least, special ones aside; 0 if nothing is known."""
+        """Return the minimum number of tokens of a text, without special ones; 0 if there is no bound."""
         limits = self._limits
         if limits is None:
             return 0
@@ -88,7 +87,7 @@ class LeastTokens:
 
 
 def _limits(state: dict[str, Any]) -> _Limits | None:
-    """The limits of a tokenizer's state, as tokenizer.json has it; None if there is no sound bound."""
+    """Return the limits of a tokenizer, given its tokenizer.json; None if there is no sound bound."""
     normalizers, splitters = _parts(state["normalizer"], "normalizers"), _parts(state["pre_tokenizer"], "pretokenizers")
     if not all(_keeps(n) for n in normalizers) or not all(_splits(s) for s in splitters):
         return None
@@ -109,14 +108,14 @@ def _limits(state: dict[str, Any]) -> _Limits | None:
 
 
 def _parts(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
-    """A part of the state, with sequences unfolded."""
+    """Return the components of a part of the state, with sequences flattened."""
     if part is None:
         return []
     return [p for each in part[inner] for p in _parts(each, inner)] if part["type"] == "Sequence" else [part]
 
 
 def _keeps(normalizer: dict[str, Any]) -> bool:
-    """Whether it drops nothing, and no ASCII letter."""
+    """Return whether a normalizer drops no text."""
     if normalizer["type"] == "Replace":
         old, new = normalizer["pattern"].get("String"), normalizer["content"]
         return old is not None and len(new) >= len(old) and not set(old) & set(string.ascii_letters)
@@ -124,12 +123,12 @@ def _keeps(normalizer: dict[str, Any]) -> bool:
 
 
 def _splits(splitter: dict[str, Any]) -> bool:
-    """Whether it drops nothing."""
+    """Return whether a splitter drops no text."""
     return splitter["type"] in _SPLITTERS and splitter.get("behavior") != "Removed"
 
 
 def _vocabulary(model: dict[str, Any], in_bytes: bool) -> Iterable[str] | None:
-    """The entries of a model to which no text is unknown; None of another."""
+    """Return the vocabulary of a model that knows every text; None for other models."""
     entries = model.get("vocab")
     if model.get("type") == "Unigram" and isinstance(entries, list):
         known: set[str] = {entry[0] for entry in entries}
@@ -169,7 +168,7 @@ class Encoder:
         self._structures = Structures(target.tokenizer, target.name, target.vocabulary, target.eos)
 
     def samples(self, requests: Iterable[Request | None], refused: list[Completion]) -> Iterator[Sequence | None]:
-        """The samples of the requests that can run; the others go to `refused`. None stays None."""
+        """Yield the samples of the requests that can run; the others go to `refused`. None is passed through."""
         for request in requests:
             if request is None:
                 yield None
@@ -213,10 +212,10 @@ class Encoder:
         )
 
     def check_length(self, text: str, max_tokens: int) -> None:
-        """Refuse a text whose length says that it cannot fit; reading it would take a minute and gigabytes.
+        """Refuse a text that cannot fit, by its length alone: tokenizing it would take a minute and gigabytes.
 
         Raises:
-            RequestError: if so. Shorter texts are counted in tokens, by `sequences`.
+            RequestError: if it cannot fit. Shorter texts are counted in tokens, by `sequences`.
         """
         if len(text) < _LARGE:
             return
@@ -239,21 +238,21 @@ def prompt_tokens(
     tokenize: Tokenize,
     check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
-    """The token ids of a request's prompt; a chat is rendered by the model's template.
+    """Return the token ids of a request's prompt; a chat is rendered by the model's template.
 
     Args:
         request: a prompt, messages or token ids.
-        tokenizer: the model's.
-        model: what errors call it.
-        vocabulary: entries of its logits.
+        tokenizer: the model's tokenizer.
+        model: the model's name in errors.
+        vocabulary: number of entries of its logits.
         render: `chat_renderer` of the tokenizer.
-        tokenize: gives its token ids.
-        check: is given the text before it is read, and refuses it if it is too long.
+        tokenize: gives the token ids of a text.
+        check: refuses a text that is too long before it is tokenized.
 
     Raises:
-        RequestError: if the prompt is empty, a chat cannot be rendered, a text cannot be tokenized, or there is no such
-            token.
-        EngineError: the machine has no room for that.
+        RequestError: if the prompt is empty, a chat cannot be rendered, a text cannot be tokenized, or a token does not
+            exist.
+        EngineError: if the machine has too little memory.
     """
     if request.token_ids is not None:
         tokens = list(request.token_ids)

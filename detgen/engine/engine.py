@@ -67,18 +67,17 @@ class Engine:
     Threads may share an engine: their calls take turns.
 
     Args:
-        config: the settings; or the target alone, a folder, hub name or loaded model, with all others as they are by
-            default.
+        config: the settings; or the target alone (a folder, hub name or loaded model), with defaults for the rest.
         observer: receives progress while models are loaded and prepared.
         settings: fields of `EngineConfig` by name; they override those of `config`.
 
     Attributes:
         config: the settings.
         tokenizer: the target's.
-        pieces: what its tokens stand for.
+        pieces: the texts and bytes of its tokens.
         stats: running totals.
         stopping: decides where sequences end.
-        answering: takes the answers of chats apart.
+        answering: splits the answers of chats.
 
     Raises:
         EngineError: if a model cannot be loaded, is not supported, is not row-invariant here, or does not fit the
@@ -121,16 +120,16 @@ class Engine:
         self._assemble(config, prepared, Turns())
 
     def with_settings(self, **settings: Any) -> Engine:
-        """Another engine on the same models and caches; the two take turns.
+        """Return another engine on the same models and caches; the two take turns.
 
         Args:
             settings: drafter, draft_tokens, batch_size, threads, prefill_chunk, prefix_cache,
-                speculative_prefill, kv_memory; the others stay as they are. A drafter can use the draft model only if
-                this engine has one. Of the KV caches, which it shares, the other engine uses no more than `kv_memory`.
+                speculative_prefill, kv_memory; all others stay the same. A drafter can use the draft model only if
+                this engine has one. The other engine uses at most `kv_memory` of the shared KV caches.
 
         Raises:
-            EngineError: if another setting is given, one is out of range, or there is no memory for the states that
-                the target keeps of so many requests.
+            EngineError: if another setting is given, one is out of range, or there is not enough memory for the states
+                that the target keeps for so many requests.
         """
         if fixed := settings.keys() - _SETTINGS:
             raise EngineError(f"{', '.join(sorted(fixed))} cannot change on loaded models; build another Engine")
@@ -140,7 +139,7 @@ class Engine:
         return engine
 
     def reset_prefix_cache(self) -> None:
-        """Forget all KV entries of earlier requests: the next ones read their prompts whole.
+        """Forget all KV entries of earlier requests: the next ones read their whole prompts.
 
         Raises:
             EngineError: if this thread is reading a stream of the engine.
@@ -208,7 +207,7 @@ class Engine:
 
     @property
     def drafters(self) -> list[str]:
-        """The names of the drafters that it can have."""
+        """The names of the drafters that this engine can use."""
         return available(self._parts)
 
     @property
@@ -218,7 +217,7 @@ class Engine:
 
     @property
     def context(self) -> int:
-        """Most positions of a sequence."""
+        """The maximum number of positions of a sequence."""
         return self._target.context
 
     @property
@@ -232,12 +231,12 @@ class Engine:
         return self._prepared.thinking
 
     def chunks(self, request: Request, tokens: Iterable[int], thoughts: Mapping[int, str]) -> list[Chunk]:
-        """A prompt and its completion in the chunks in which the target reads them; none if it does not think.
+        """Return a prompt and its completion in the chunks that the target reads; empty if it does not think.
 
         Args:
             request: the prompt.
-            tokens: the completion's.
-            thoughts: as its output has them, by the position of the chunk's first token.
+            tokens: the completion's tokens.
+            thoughts: its thoughts, by the position of the chunk's first token.
 
         Raises:
             RequestError: as `encode`.
@@ -250,12 +249,12 @@ class Engine:
 
     @property
     def dated(self) -> bool:
-        """Whether the target's chat template prints the day, so that a chat is another prompt tomorrow."""
+        """Whether the target's chat template prints the date, so that a chat is another prompt tomorrow."""
         return "strftime_now" in str(getattr(self.tokenizer, "chat_template", None))
 
     @property
     def position_bytes(self) -> int:
-        """Bytes that a position takes in the KV caches of target and draft model together."""
+        """Bytes per position in the KV caches of the target and the draft model together."""
         return self._prepared.position_bytes
 
     @property
@@ -295,13 +294,13 @@ class Engine:
         """Complete requests while reading them.
 
         Args:
-            requests: read as slots become free, about one batch ahead. None in their place says that there is no other
-                yet: the stream goes on with those that it has, and asks again after the next round.
+            requests: read as slots become free, about one batch ahead. None says that there is no other request yet:
+                the stream continues with those that it has, and asks again after the next round.
             trace: sees the logits and KV entries of committed tokens.
 
         Yields:
-            After each round, the completions that it finished, often none. From the first to the last, or until it is
-            closed, no other call of the engine can begin: those of other threads wait.
+            After each round, the completions that it finished, often none. Until the stream ends or is closed, no other
+            call of the engine can begin: calls from other threads wait.
 
         Raises:
             EngineError: if this thread is reading another stream of the engine.
@@ -317,15 +316,15 @@ class Engine:
         return self._rounds.run(sequences, refused, step, self._decoding.committing.clear)
 
     def score(self, items: Scorable | Iterable[Scorable]) -> list[Score]:
-        """The log-probabilities of given completions, or of whole texts.
+        """Return the log-probabilities of given completions, or of whole texts.
 
         >>> [score] = engine.score(("def add(a, b):", " return a + b"))
         >>> score.logprob, score.is_greedy
 
-        Prompt and completion become tokens together, and the completion has those behind as many as the prompt has
-        alone; white space at the end of a prompt that is a text counts as the completion's. A text by itself is scored
-        behind the tokenizer's BOS token (EOS if it has none), in windows if it is longer than the model's context. All
-        this is as EleutherAI's lm-evaluation-harness does it.
+        Prompt and completion are tokenized together; as many tokens as the prompt has alone are the prompt's. White
+        space at the end of a text prompt counts as the completion's. A text by itself is scored after the tokenizer's
+        BOS token (EOS if it has none), in windows if it is longer than the model's context. All this follows
+        EleutherAI's lm-evaluation-harness.
 
         Args:
             items: one or several of: a text; a tuple of a prompt, as `generate` takes it, and a completion or a list of
@@ -369,7 +368,7 @@ class Engine:
         return self._rounds.run(sequences, refused, step, self._scoring.clear)
 
     def sequences(self, request: Request) -> Iterator[Sequence]:
-        """The request's samples, created one by one; the request is tokenized and checked immediately.
+        """Yield the request's samples, created one by one; the request is tokenized and checked immediately.
 
         Raises:
             RequestError: if the request can never run.
@@ -377,7 +376,7 @@ class Engine:
         return self._encoder.sequences(request)
 
     def encode(self, request: Request) -> list[int]:
-        """The token ids of a request's prompt.
+        """Return the token ids of a request's prompt.
 
         Raises:
             RequestError: if the prompt is empty, is too long by its length alone, has unknown token ids, or is a chat
@@ -386,10 +385,10 @@ class Engine:
         return self._encoder.encode(request)
 
     def profile(self) -> dict[str, Any]:
-        """The numerics profile: everything an output depends on besides the request."""
+        """Return the numerics profile: everything that an output depends on besides the request."""
         return numerics(self._prepared, self.config)
 
     def draft_profile(self) -> dict[str, Any] | None:
-        """Name, digest and quantization of the draft model, on which no output depends; None if there is none."""
+        """Return name, digest and quantization of the draft model, which affects no output; None without one."""
         draft = self._prepared.draft
         return {"name": draft.name, "digest": draft.digest, "quant": self.config.draft_quant} if draft else None

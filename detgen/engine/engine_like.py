@@ -1,4 +1,4 @@
-"""What a run and a worker need of an engine, be it loaded, described alone, or made of others."""
+"""The interface that runs and workers need from an engine, whether it is loaded, only described, or made of workers."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class EngineLike(Protocol):
 
     @property
     def dated(self) -> bool:
-        """Whether the text of a chat has the day in it."""
+        """Whether the text of a chat contains the date."""
 
     def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
-        """The request's prompt and the tokens of a completion in chunks, with thoughts by first position."""
+        """Return the request's prompt and a completion in chunks, given the thoughts by first position."""
 
     def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
-        """Run requests, read as slots become free; yields after each step what finished in it."""
+        """Run requests, read as slots become free; yield what finished after each step."""
 
     def score_stream(self, requests: Iterable[ScoreRequest]) -> Iterator[list[Score]]:
-        """Score requests, likewise."""
+        """Score requests in the same way."""
 
     def profile(self) -> dict[str, Any]:
-        """Everything that decides the bits of an output."""
+        """Return everything that decides the bits of an output."""
 
     def draft_profile(self) -> dict[str, Any] | None:
-        """The draft model, which decides none of them; None without one."""
+        """Return the same of the draft model, which decides none of them; None without one."""

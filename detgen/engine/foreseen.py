@@ -1,6 +1,6 @@
-"""The passes of a call that are made before the first has been read: who takes part in them, and what each reads.
+"""Plans the passes of a call that run before the host reads the first: which sequences take part, and what they read.
 
-They are those that rounds of one pass would make, except that no request is admitted in between. They affect only the
+The passes are the ones that rounds of one pass would run, except that no request is admitted in between. Affects only
 speed.
 """
 
@@ -17,14 +17,14 @@ _SPARED = 16  # live sequences for each that may have ended before a call is ove
 
 
 class Call(NamedTuple):
-    """Passes one after the other, in which sequences go on with what they choose.
+    """Consecutive passes in which sequences continue with the tokens that they choose.
 
     Attributes:
         first: the windows of the first pass.
-        later: the chunks of prompts that join in each of those behind it.
+        later: the chunks of prompts that join each later pass.
         reads: the tokens of all chunks but the last of each prompt, pass by pass.
-        slots: int64 [n], the sequences that choose, in the order in which they begin to.
-        lengths: int64 [n], passes in which each does.
+        slots: int64 [n], the sequences that choose, in the order in which they begin.
+        lengths: int64 [n], the number of passes in which each chooses.
     """
 
     first: Windows
@@ -35,15 +35,15 @@ class Call(NamedTuple):
 
 
 def foresee(scheduler: Scheduler, windows: Windows, most: int, *, goes_on: bool) -> Call:
-    """The next passes, `most` of them at most.
+    """Plan the next passes, at most `most`.
 
     A sequence takes part up to its limit and to the end of its pages.
 
     Args:
-        scheduler: has the live sequences; where some read, these are few enough to decode beside chunks in one pass.
-        windows: the last tokens of those that decode.
+        scheduler: has the live sequences; if some read, they are few enough to decode beside chunks in one pass.
+        windows: the last tokens of the sequences that decode.
         most: see `Policy.chain_length`.
-        goes_on: whether it goes on where no prompt is read any more.
+        goes_on: whether to continue after all prompts have been read.
     """
     live, cached = scheduler.live, scheduler.live.cached.copy()
     slots, begins = windows.slots, np.zeros(len(windows), np.int64)

@@ -1,4 +1,4 @@
-"""What a request says its text must be, as a grammar of llguidance. Knows no model; imports nothing slow."""
+"""Turns the form that a request asks for into a grammar for llguidance. Knows no model; imports nothing slow."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ _ADVICE = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf", "; 
 
 
 def form_of(params: SamplingParams) -> str | None:
-    """The parameter that says what the text must be; None if it may be any."""
+    """Return the parameter that sets the form of the text; None if there is none."""
     return next((name for name in GUIDES if getattr(params, name)), None)
 
 
 def check_end(params: SamplingParams, key: str) -> None:
-    """Refuse a text that has a form, which errors call by this key, and is never to end."""
+    """Refuse a form, named `key` in errors, together with a setting that keeps texts from ending."""
     if params.ignore_eos:
         raise RequestError(f"ignore_eos cannot be combined with {key}: a text that fits ends")
 
 
 def as_grammar(name: str, value: Any) -> str:
-    """What a parameter asks for, as llguidance takes it.
+    """Return the grammar for a parameter.
 
     Args:
         name: one of `GUIDES`, or `tool_choice`.
-        value: of the parameter; of `tool_choice`, the grammar of the calls.
+        value: its value; for `tool_choice`, the grammar of the calls.
 
     Raises:
-        RequestError: it is none; says the reason, mostly llguidance's, and nothing else.
+        RequestError: if the value is invalid; the message is the reason alone, usually llguidance's.
     """
     from llguidance import LLMatcher, grammar_from
 
@@ -67,13 +67,13 @@ def as_grammar(name: str, value: Any) -> str:
 
 
 def check_form(params: SamplingParams) -> None:
-    """Refuse what no model can write, before one is loaded.
+    """Refuse an invalid form before a model is loaded.
 
     Args:
-        params: may say what the text must be.
+        params: sampling parameters, perhaps with a form.
 
     Raises:
-        RequestError: llguidance cannot read it; gives its reason.
+        RequestError: if llguidance cannot compile it; gives llguidance's reason.
     """
     if (name := form_of(params)) is None:
         return
@@ -84,17 +84,17 @@ def check_form(params: SamplingParams) -> None:
 
 @lru_cache(maxsize=256)
 def fault(name: str, value: Any) -> str:
-    """Why llguidance cannot read what a parameter asks for, whatever the model; "" if it can.
+    """Return why llguidance cannot compile a form, whatever the model; "" if it can.
 
     Args:
         name: see `as_grammar`.
-        value: likewise.
+        value: see `as_grammar`.
     """
     return within_bounds(_READ, name, value)
 
 
 def within_bounds(call: Bounded[str], *arguments: Any) -> str:
-    """What is wrong by a function that has llguidance read something; or which bound it goes over."""
+    """Return what a bounded call to llguidance finds wrong, or which limit it exceeds."""
     try:
         return call(*arguments)
     except BoundsError as error:
@@ -103,7 +103,7 @@ def within_bounds(call: Bounded[str], *arguments: Any) -> str:
 
 
 def with_little_stack(function: Callable[..., str]) -> Callable[..., str]:
-    """The function in a thread with a small stack. What recurses too deeply ends the process, so this is for copies."""
+    """Wrap a function to run in a thread with a small stack. A stack overflow ends the process: use only in copies."""
 
     def call(*arguments: Any) -> str:
         with ThreadPoolExecutor(1) as pool:
@@ -128,7 +128,7 @@ _READ = Bounded(with_little_stack(_read))  # a stranger's grammar may take any t
 
 
 def one_line(reason: str) -> str:
-    """A reason of llguidance's in one line; of an expression that it cannot read, without the text of that."""
+    """Return an error of llguidance in one line, without the expression that it quotes."""
     if "regex parse error" in reason and (found := re.search(r"^error: (.+)$", reason, re.MULTILINE)):
         return f"invalid regular expression: {found[1]}"
     line = " ".join(reason.replace("<non-verbose/>", "").replace(*_ADVICE).split())

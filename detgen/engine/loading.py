@@ -1,4 +1,4 @@
-"""From a configuration to an engine, for all that generate in this process."""
+"""Builds an engine from a configuration, for everything that generates in this process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def load_engine(config: EngineConfig, observer: Observer) -> Engine:
-    """Check the models that are named, fetch what is on the hub, then load the models.
+    """Check the models, download them from the hub if necessary, and load them.
 
     Raises:
-        EngineError: an engine cannot be built; the message names the remedy.
+        EngineError: if an engine cannot be built; the message names the remedy.
     """
     check_sources(config, observer)
     from detgen.engine import Engine

@@ -1,6 +1,6 @@
-"""Makes the masks of a pass's rows while the pass runs, in a thread of its own: the pass holds no lock of Python.
+"""Computes the masks of a pass's rows in a separate thread while the pass runs, which does not hold Python's lock.
 
-Who chooses later finds them made (`structure.Masks`), or makes them; a mask is the same either way.
+Whoever chooses tokens later finds the masks (`structure.Masks`) or computes them; the result is the same.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from detgen.kernels.input_batch import Windows
 
 
 class MaskMaker:
-    """Makes masks for the live sequences.
+    """Computes masks for the live sequences.
 
     Args:
         live: the live sequences.
-        every: whether tokens are chosen where masks must be whole, on CUDA; else they are made for those alone that
-            need them whole.
+        every: whether to compute all masks, because choosing needs whole ones (on CUDA); otherwise, only those of
+            sequences that need whole masks.
     """
 
     def __init__(self, live: RunningBatch, *, every: bool) -> None:
@@ -31,7 +31,7 @@ class MaskMaker:
 
     @contextmanager
     def making(self, windows: Windows) -> Iterator[Callable[[], None]]:
-        """Within it, the masks of the windows' rows are being made; after it, they are, or after what it gives."""
+        """Compute the masks of the windows' rows within the context. The value is a function that waits for them."""
         slots = windows.slots[windows.logits > 0]
         if not self._asked[slots].any():
             yield lambda: None

@@ -1,4 +1,4 @@
-"""Loads the models of an engine, checks that they fit together, and says of them what manifests and reports do."""
+"""Loads the models of an engine, checks that they fit together, and describes them for manifests and reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROOM = 512  # MiB that transformers and small models take
 
 
 def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, LoadedModel | None]:
-    """The target, and the draft model if there is one and the drafter uses it.
+    """Load the target, and the draft model if there is one and the drafter uses it.
 
     Raises:
         EngineError: if a model cannot be loaded, the draft model is missing, or the two do not share a vocabulary.
@@ -52,13 +52,13 @@ def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, 
 
 
 def kv_dtype(config: EngineConfig, target: LoadedModel) -> np.dtype[Any]:
-    """The number format of keys and values: what is asked for, else that of the inputs of linear layers."""
+    """Return the number format of the KV cache: the one asked for, or that of the inputs of linear layers."""
     rounded = BFLOAT16 if target.rounded == BFLOAT16 else FLOAT32
     return DTYPES.get(config.kv_dtype, rounded)
 
 
 def numerics(prepared: Prepared, config: EngineConfig) -> dict[str, Any]:
-    """As `Engine.profile`."""
+    """See `Engine.profile`."""
     target = prepared.target
     merged = (
         {}

@@ -1,7 +1,7 @@
-"""What becomes of a pass: tokens are chosen, drafts judged, records written, sequences committed, rolled back or ended.
+"""Processes the results of a pass: chooses tokens, judges drafts, writes records; commits, rolls back, ends sequences.
 
-What concerns all rows is done by arrays, one operation for all of them. Loops are left over the sequences that ask for
-more than most: stop strings, penalties, log-probabilities, drafts. Knows no files and no models.
+Whatever concerns all rows is one array operation. There are loops only over sequences that ask for more than most: stop
+strings, penalties, log-probabilities, drafts. Knows no files and no models.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _BROKEN = -2  # in place of the token that a row chooses which is not finite
 
 
 class Trace(Protocol):
-    """Sees the canonical values that tokens are committed from; for proofs and tests.
+    """Sees the canonical values from which tokens are committed; for proofs and tests.
 
     Attributes:
-        chains: whether passes keep only the logits that are needed, and may be in one call, as without a trace; then
-            it sees no logits.
+        chains: whether passes may share a call and keep only the logits that are needed, as without a trace; then the
+            trace sees no logits.
     """
 
     chains: bool
 
     def committed(self, seq: Sequence, first: int, logits: Array) -> None:
-        """Logits float32 [n, vocabulary] of the completion's tokens first, first + 1, ..., about to be committed."""
+        """See the logits, float32 [n, vocabulary], of tokens first, first + 1, ... before they are committed."""
         ...
 
     def finished(self, seq: Sequence, keys: np.ndarray, values: np.ndarray) -> None:
-        """KV entries [layers, cached positions, kv_heads * head_size] of a finished sequence."""
+        """See the KV entries [layers, cached positions, kv_heads * head_size] of a finished sequence."""
         ...
 
 
 class OutputProcessor:
-    """Verifies and commits what passes choose, and rolls back the rest.
+    """Verifies and commits the choices of passes, and rolls back the rest.
 
     Args:
         cache: the target's KV cache.
@@ -93,17 +93,17 @@ class OutputProcessor:
 
     @property
     def seen(self) -> bool:
-        """Whether a trace sees all logits that tokens are chosen from."""
+        """Whether a trace sees all logits from which tokens are chosen."""
         return self.trace is not None and not self.trace.chains
 
     def plain(self, windows: Windows) -> bool:
-        """Whether all that a canonical pass with these windows has to give is which logits are the largest."""
+        """Return whether a canonical pass with these windows only needs to find the largest logits."""
         live, slots = self._scheduler.live, windows.slots[windows.logits > 0]
         asked = live.choosy[slots].any() or live.wordy[slots].any()
         return not self.seen and not asked
 
     def chooser(self, windows: Windows, ready: Callable[[], None]) -> Callable[[], Choices] | None:
-        """Makes how tokens of a pass with these windows are chosen, after `ready`; None where it has more to give."""
+        """Return a function that gives, after `ready`, how the pass chooses tokens; None if it has to give logits."""
 
         def make() -> Choices:
             ready()
@@ -112,13 +112,13 @@ class OutputProcessor:
         return None if self.seen or self.plain(windows) else make
 
     def verify(self, ran: Ran) -> Verified | None:
-        """Choose the token after each row, and compare the drafts with what is chosen.
+        """Choose the token after each row, and compare the drafts with the choices.
 
-        A sequence ends with an error at the first of its rows whose results are not finite. One of a draft token that
-        is not committed does not count, so that the error depends on the request alone.
+        A sequence ends with an error at its first row whose results are not finite. Rows of draft tokens that are not
+        committed do not count, so that the error depends on the request alone.
 
         Returns:
-            What stands; None if nothing is committed.
+            The committed part; None if nothing is committed.
         """
         windows, results, broken, live = ran.windows, ran.results, ran.broken, self._scheduler.live
         if self._ahead is not None:
@@ -174,7 +174,7 @@ class OutputProcessor:
         )
 
     def commit(self, verified: Verified) -> None:
-        """Append what stands to its sequences and to the acceptance log."""
+        """Append the committed tokens to their sequences and to the acceptance log."""
         rows, results, picked, committed = verified.rows, verified.results, verified.picked, verified.committed
         live, chained = self._scheduler.live, verified.chained
         if self.trace is not None and self.seen:
@@ -205,7 +205,7 @@ class OutputProcessor:
         self._stats.tokens += len(at)
 
     def roll_back(self, verified: Verified) -> None:
-        """Set the sequences back to what stands, and end those that are over."""
+        """Roll the sequences back to their committed tokens, and end those that are finished."""
         live, rows, committed = self._scheduler.live, verified.rows, verified.committed
         kept = committed > 0
         done = rows.slots[kept]
@@ -223,7 +223,7 @@ class OutputProcessor:
                 self._end(live[slot])
 
     def _read(self, windows: Windows, broken: list[int]) -> None:
-        """Note which chunks were read; break those off that have a broken row whose logits are not needed."""
+        """Note which chunks were read; break off sequences with a broken row whose logits are not needed."""
         live = self._scheduler.live
         reading = live.reading[windows.slots].nonzero()[0]
         if not len(reading):
@@ -249,7 +249,7 @@ class OutputProcessor:
                 self._scheduler.share(slot)
 
     def choices(self, rows: WantedRows, *, goes_on: bool = False) -> Choices:
-        """How the token after each row is chosen; `goes_on`: those of the passes behind it in one call, too."""
+        """Return how the token after each row is chosen, with `goes_on` also in the later passes of the call."""
         live, slots = self._scheduler.live, rows.slots[rows.owner]
         adjustments: list[Adjustment | None] | None = None
         growing: list[Growing | None] | None = None
@@ -267,9 +267,9 @@ class OutputProcessor:
         return Choices(**how, position=position, adjustments=adjustments, growing=growing, likely=likely)
 
     def _sound(self, rows: WantedRows, chosen: np.ndarray, committed: np.ndarray) -> np.ndarray:
-        """How many tokens of each window are committed, int64 [windows], stop strings and broken rows considered.
+        """Return the tokens of each window that are committed, int64 [windows], given stop strings and broken rows.
 
-        A sequence ends with an error, and nothing is committed, where a broken row comes before the end.
+        If a broken row comes before the end, the sequence ends with an error and nothing is committed.
         """
         live = self._scheduler.live
         committed = committed.copy()
@@ -293,7 +293,7 @@ class OutputProcessor:
         return committed
 
     def _note_logprobs(self, rows: WantedRows, committed: np.ndarray, chosen: np.ndarray, likely: np.ndarray) -> None:
-        """Keep the log-probabilities of the samples that ask for them, from those of all committed rows of these."""
+        """Keep the log-probabilities of the samples that ask for them."""
         live, first = self._scheduler.live, 0
         for i in np.flatnonzero(live.wordy[rows.slots] & (committed > 0)).tolist():
             slot, end = int(rows.slots[i]), first + int(committed[i])
@@ -301,7 +301,7 @@ class OutputProcessor:
             first = end
 
     def _record(self, verified: Verified, judged: Judged) -> None:
-        """Write the acceptance log, and count what it says; `judged` are the committed rows."""
+        """Write the acceptance log and update the counters; `judged` are the committed rows."""
         rows, chosen, committed = verified.rows, verified.chosen, verified.committed
         codes, chained, live = verified.drafters, verified.chained, self._scheduler.live
         kept, verifies = committed > 0, live.verified[rows.slots]
@@ -320,7 +320,7 @@ class OutputProcessor:
             self._stats.drafters[self.log.drafters[code]].add(counts)
 
     def _learn_from(self, verified: Verified) -> None:
-        """Tell sequences and drafter what became of the drafts."""
+        """Tell the sequences and the drafter how the drafts fared."""
         rows, committed, accepted = verified.rows, verified.committed, verified.accepted
         if rows.single:
             return
@@ -346,7 +346,7 @@ class OutputProcessor:
         self._done.append(seq)
 
     def finish(self) -> list[Sequence]:
-        """The sequences that ended since the last call, with their records."""
+        """Return the sequences that ended since the last call, with their records."""
         done, self._done = self._done, []
         for seq, (records, drafts) in zip(done, self.log.take([s.order for s in done]), strict=True):
             seq.records, seq.drafts = records, drafts

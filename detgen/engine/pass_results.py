@@ -1,4 +1,4 @@
-"""The rows of a pass, what it gave, and what stands of it, as arrays; log-probabilities that requests ask for."""
+"""The rows of a pass, its results and its committed part, as arrays; log-probabilities that requests ask for."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class WantedRows:
         return len(self.owner) == len(self.slots)
 
     def rows_of_pass(self, windows: Windows) -> np.ndarray:
-        """The rows among all of the pass with these windows, int64 [rows]."""
+        """Return the indexes of the rows among all rows of the pass with these windows, int64 [rows]."""
         ends = windows.lengths.cumsum()[windows.logits > 0]
         found: np.ndarray = (ends - self.counts)[self.owner] + self.depth
         return found
 
     @classmethod
     def of(cls, windows: Windows) -> WantedRows:
-        """Those of these windows."""
+        """Return the wanted rows of these windows."""
         if len(windows.tokens) == len(windows) == windows.logits.sum():
             every, ones = np.arange(len(windows)), np.ones(len(windows), np.int64)
             drafted = np.full(len(windows), NONE)
@@ -67,15 +67,15 @@ class WantedRows:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A canonical pass, or a chain of them in one call, and what it gave.
+    """A canonical pass, or a chain of passes in one call, and its results.
 
     Attributes:
-        windows: what went through it.
-        results: logits, float32 [sum of the windows' `logits`, vocabulary], overwritten; or their scores, if these
-            windows are `plain`.
+        windows: the windows of the pass.
+        results: logits, float32 [sum of the windows' `logits`, vocabulary], which are overwritten; or their scores, if
+            the windows are `plain`.
         broken: rows whose hidden states are not finite.
-        drafters: whose drafts they are, int64 [slots]; None if there are none.
-        chained: whether each row is that of a pass of its own, and read what the row before chose.
+        drafters: int64 [slots], who drafted; None if there are no drafts.
+        chained: whether each row belongs to a pass of its own and read the token that the row before it chose.
     """
 
     windows: Windows
@@ -87,20 +87,20 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What stands of a pass.
+    """A verified pass.
 
     Attributes:
-        rows: those whose logits were wanted.
+        rows: the rows whose logits were wanted.
         results: see `Ran`.
-        picked: what was chosen of logits; None of scores.
-        chosen: int64 [rows], the token after each.
-        produced: int64 [rows], tokens of the completion up to that one.
-        stopped: bool [rows], whether that one is an end-of-sequence token which ends its sequence.
-        ends: bool [rows], whether its sequence ends with it.
-        accepted: int64 [windows], draft tokens that stand.
-        committed: int64 [windows], tokens that do.
-        read: int64 [n], slots that have read their last token, and now have the one after it.
-        drafters: int64 [windows], whose drafts they are; places in the log's names.
+        picked: the choices from logits; None for scores.
+        chosen: int64 [rows], the token after each row.
+        produced: int64 [rows], tokens of the completion up to and including that token.
+        stopped: bool [rows], whether the token is an end-of-sequence token that ends its sequence.
+        ends: bool [rows], whether its sequence ends with the token.
+        accepted: int64 [windows], accepted draft tokens.
+        committed: int64 [windows], committed tokens.
+        read: int64 [n], slots that have read their last token and now have the next one.
+        drafters: int64 [windows], who drafted: indexes into the log's names.
         chained: see `Ran`.
     """
 
@@ -119,10 +119,10 @@ class Verified:
 
 
 def token_logprobs(likely: np.ndarray, chosen: Sequence[float] | np.ndarray) -> list[TokenLogprobs]:
-    """Log-probabilities of the chosen tokens and of the most likely ones.
+    """Return the log-probabilities of the chosen tokens and of the most likely ones.
 
     Args:
-        likely: LIKELY [rows, n], as `most_likely` gives them.
+        likely: LIKELY [rows, n], as `most_likely` returns them.
         chosen: log-probability of each row's chosen token.
     """
     tops = zip(likely["token"].tolist(), likely["logprob"].tolist(), strict=True)

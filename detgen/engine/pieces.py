@@ -1,4 +1,4 @@
-"""What single tokens stand for: their bytes, which need not be whole characters, and a text for each."""
+"""The text and the bytes of single tokens, which need not be whole characters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     Attributes:
         text: its characters; where its bytes are no whole characters, each byte as `\\\\xe2`.
         data: its bytes.
-        whole: whether they are whole characters.
+        whole: whether the bytes are whole characters.
     """
 
     text: str
@@ -34,12 +34,12 @@ class Piece(NamedTuple):
 
     @property
     def written(self) -> str | list[int]:
-        """As lines have it: its characters, or its bytes where they are no whole characters."""
+        """The form in output lines: its characters, or its bytes if they are not whole characters."""
         return self.text if self.whole else list(self.data)
 
     @classmethod
     def of(cls, written: str | list[int]) -> Piece:
-        """The piece that a line has."""
+        """Return the piece that an output line has."""
         if isinstance(written, str):
             return cls(written, written.encode(), True)
         return cls("".join(f"\\x{byte:02x}" for byte in written), bytes(written), False)
@@ -49,7 +49,7 @@ class Pieces:
     """The pieces of a tokenizer, which is loaded on first use.
 
     Args:
-        load: loads the tokenizer, of transformers.
+        load: loads the tokenizer of transformers.
     """
 
     def __init__(self, load: Callable[[], Any]) -> None:
@@ -57,10 +57,10 @@ class Pieces:
         self._known: dict[int, Piece] = {}
 
     def of(self, token: int) -> Piece:
-        """The piece of a token; an empty one of an id that only fills up the vocabulary.
+        """Return the piece of a token; an empty one for an id that only pads the vocabulary.
 
         Raises:
-            EngineError: the tokenizer cannot be loaded.
+            EngineError: if the tokenizer cannot be loaded.
         """
         found = self._known.get(token)
         if found is None:
@@ -110,10 +110,10 @@ def _kinds(part: dict[str, Any]) -> list[str]:
 
 
 def pieces_of(target: str | Path | LoadedModel | None, *, trusted: bool = False) -> Pieces:
-    """The pieces of a model's tokenizer.
+    """Return the pieces of a model's tokenizer.
 
     Args:
-        target: as `EngineConfig` has it.
+        target: see `EngineConfig`.
         trusted: whether the model's own code may run.
     """
 

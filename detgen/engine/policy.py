@@ -1,6 +1,6 @@
-"""How much a round attempts: how many tokens are drafted, and how many passes one call makes.
+"""Decides how much a round attempts: how many tokens to draft, and how many passes to run in one call.
 
-None of it reaches an output; every decision here is a matter of speed alone. Knows no tensors.
+No decision here affects an output, only speed. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ _LOGITS = 1 << 25  # most entries of logits that one call leaves behind
 
 
 class Passes(Protocol):
-    """What is known of passes of the target."""
+    """Properties of the target's passes."""
 
     @property
     def cost(self) -> PassCost:
-        """What they take."""
+        """Their cost."""
         ...
 
     @property
     def most_drafted(self) -> int:
-        """The most draft tokens of a window, which is verified in one pass."""
+        """The maximum number of draft tokens of a window, which is verified in one pass."""
         ...
 
     @property
     def rewinds(self) -> bool:
-        """Whether rows of any number of passes may turn out not to stand."""
+        """Whether rows of any number of passes can be rolled back."""
         ...
 
     @property
     def chaining(self) -> Chaining | None:
-        """Makes one call of several, in which each reads what the one before chose; None where that cannot be."""
+        """Runs several passes in one call, each reading what the one before chose; None if that is impossible."""
         ...
 
 
 class Policy:
-    """Decides about rounds, from the live sequences.
+    """Makes the decisions for a round from the live sequences.
 
     Args:
-        drafter: who drafts.
-        draft_tokens: most tokens that it drafts per sequence and round.
-        passes: those of the target.
+        drafter: the drafter.
+        draft_tokens: maximum number of tokens that it drafts per sequence and round.
+        passes: the target's passes.
     """
 
     def __init__(self, drafter: Drafter, draft_tokens: int, passes: Passes) -> None:
@@ -61,21 +61,21 @@ class Policy:
         self._passes = passes
 
     def draft_tokens(self, live: RunningBatch) -> int:
-        """Most draft tokens per sequence in the next round; 0 where the drafter is not asked."""
+        """Return the maximum number of draft tokens per sequence in the next round; 0 if the drafter is not asked."""
         left_out = not self._drafter.while_reading and bool(len(live.still_reading()))
         return 0 if left_out or self.undrafted(live) else self._draft_tokens
 
     def chain_length(self, live: RunningBatch) -> int:
-        """Most passes that one call may make in the next round."""
+        """Return the maximum number of passes per call in the next round."""
         if len(live) > 1 or (live.watched | live.reading)[live.busy].any():
             return CHAINED
         return int(min(max(_SOON / max(self._passes.cost.predict(1), 1e-9), CHAINED), ALONE))
 
     def may_chain(self, live: RunningBatch, windows: Windows) -> bool:
-        """Whether a call may make several passes of these windows and, where a call may read, of chunks of prompts.
+        """Return whether a call may run several passes of these windows and, if calls may read, of chunks of prompts.
 
-        They have no drafts. A drafter that is not idle may find something after the next token, so each pass is a call
-        then. Where decoding leaves few rows to chunks, a round has more passes than one.
+        The windows have no drafts. A drafter that is not idle may find a draft after the next token, so each pass is a
+        call of its own then. If decoding leaves few rows for chunks, a round has more than one pass.
         """
         chaining = self._passes.chaining
         if chaining is None or not len(live) or len(windows.tokens) > len(windows):
@@ -85,7 +85,7 @@ class Policy:
         return chaining.reads and 3 * len(live) <= 2 * MOST_ROWS and not self.draft_tokens(live)
 
     def may_foresee(self, live: RunningBatch, slots: np.ndarray, most: int) -> bool:
-        """Whether what sampled rows of so many passes choose can be foreseen, and there is room for their logits."""
+        """Return whether the choices of sampled rows can be foreseen for that many passes, and their logits fit."""
         chaining = self._passes.chaining
         assert chaining is not None, "it may chain"
         kept = chaining.kept
@@ -94,6 +94,6 @@ class Policy:
         return self._passes.rewinds and not live.adjusted[slots].any() and len(slots) * most * kept <= _LOGITS
 
     def undrafted(self, live: RunningBatch) -> bool:
-        """Whether there is no drafter, or nothing to draft for: unverified requests are never drafted for."""
+        """Return whether there is no drafter, or nothing to draft for: unverified requests get no drafts."""
         asked = live.busy & live.verified
         return not asked.any() or (self._drafter.idle() and not (self._drafter.forces and live.formed[asked].any()))

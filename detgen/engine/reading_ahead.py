@@ -1,12 +1,12 @@
-"""Reading the prompts of a thinking model before it is known what their chunks think.
+"""Reads the prompts of a thinking model ahead, before the thoughts of earlier chunks are known.
 
-A pass may bring further chunks behind the one whose state is known, as if none in between thought. Afterwards the first
-that did is found; what stands up to its end is kept, the rest is read again: the speculative prefill of Thinking States
-(Amos et al., arXiv 2602.08332). Decode, verify and roll back, at the level of chunks. Affects only the speed.
+A pass may read further chunks after the one whose state is known, as if none in between thought. Afterwards, everything
+up to the end of the first chunk that did think is kept, and the rest is read again: the speculative prefill of Thinking
+States (Amos et al., arXiv 2602.08332). This is decode, verify and roll back at the level of chunks. Affects only speed.
 
-Rows of a chunk that was right would have been read later anyway, so reading it ahead saves its share of a pass; one
-that was wrong costs its rows. With p the chance that no chunk before it thinks, it pays if p / (1 - p) is more than
-`_DEAR` times the rows that the pass has anyway, divided by the rows that cost as much as the pass itself.
+The rows of a correct chunk would have been read later anyway, so reading it ahead saves its share of a pass; a wrong
+chunk costs its rows. With p the probability that no chunk before it thinks, reading a chunk ahead pays if p / (1 - p)
+is more than `_DEAR` times the rows that the pass has anyway, divided by the rows that cost as much as the pass itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DEAR = 3  # times that a row costs more than its place in the pass: T reads it 
 
 
 class ReadingAhead:
-    """Decides how many chunks sequences read ahead, and what stands of them.
+    """Decides how many chunks sequences read ahead, and which of their rows are kept.
 
     Args:
         setting: auto, off, or a fixed number of chunks.
@@ -51,12 +51,12 @@ class ReadingAhead:
         self._fixed = None if setting == "auto" else 0 if setting == "off" else int(setting)
 
     def ends(self, cached: np.ndarray, rates: np.ndarray, others: int) -> np.ndarray:
-        """Up to where sequences are read next.
+        """Return the position up to which each sequence is read next.
 
         Args:
-            cached: int64 [n], positions that each has read.
-            rates: float64 [n], share of each one's last chunks that thought.
-            others: rows of the pass that are not read.
+            cached: int64 [n], positions that each sequence has read.
+            rates: float64 [n], share of each sequence's last chunks that thought.
+            others: rows of the pass that do not read prompts.
         """
         ends = self.thinking.reach(cached)
         if self._fixed is not None:
@@ -71,17 +71,17 @@ class ReadingAhead:
     def settle(
         self, live: RunningBatch, windows: Windows, results: Results, broken: list[int], stats: EngineStats
     ) -> tuple[Windows, Results, list[int]]:
-        """Let what a pass has read think.
+        """Let the sequences think about what a pass has read.
 
         Args:
             live: the live sequences.
-            windows: those of the pass.
+            windows: the windows of the pass.
             results: its logits, float32 [sum of the windows' `logits`, vocabulary], or their scores.
             broken: its rows that are not finite.
             stats: counters to update.
 
         Returns:
-            The windows, results and broken rows that stand.
+            The windows, results and broken rows that are kept.
         """
         reading = live.reading[windows.slots].nonzero()[0]
         if not len(reading):
@@ -106,9 +106,9 @@ class ReadingAhead:
 def cut(
     windows: Windows, lengths: np.ndarray, results: Results, broken: list[int]
 ) -> tuple[Windows, Results, list[int]]:
-    """A pass of which only the first `lengths`, int64 [windows], rows of each window stand.
+    """Cut a pass to the first `lengths`, int64 [windows], rows of each window.
 
-    Its results are those of the last rows of each window.
+    The results are those of the last rows of each window.
     """
     asked = np.maximum(windows.logits - (windows.lengths - lengths), 0)
     positions, end = windows.positions, windows.starts + windows.lengths

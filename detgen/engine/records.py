@@ -1,4 +1,4 @@
-"""The acceptance logs of the live sequences as columns, turned into `TokenRecord`s when a sequence ends."""
+"""The acceptance logs of the live sequences, in columns that become `TokenRecord`s when a sequence ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Log:
     """Entries of all live sequences in the order in which they were written.
 
     Attributes:
-        drafters: names of drafters; entries have their places here.
+        drafters: names of drafters; entries have indexes into this list.
     """
 
     _COLUMNS = (
@@ -38,7 +38,7 @@ class Log:
         self._ended = 0  # entries of sequences that ended
 
     def drafter(self, name: str) -> int:
-        """The place of a drafter's name."""
+        """Return the index of a drafter's name."""
         if name not in self.drafters:
             self.drafters.append(name)
         return self.drafters.index(name)
@@ -59,10 +59,10 @@ class Log:
         self._count = end
 
     def take(self, owners: list[int]) -> list[tuple[list[TokenRecord], DraftCounts]]:
-        """Records and counts of sequences that have ended, which are forgotten.
+        """Remove and return the records and counts of finished sequences.
 
         Args:
-            owners: their orders.
+            owners: the sequences' `order`.
         """
         owner = self._columns["owner"][: self._count]
         found = []
@@ -80,7 +80,7 @@ class Log:
         self._count = self._ended = 0
 
     def _counts(self, at: np.ndarray) -> DraftCounts:
-        """The counts of a sequence's entries, drafters in the order in which they came."""
+        """Return the counts of a sequence's entries by drafter, in order of first appearance."""
         drafter, status, of_round = (self._columns[name][at] for name in ("drafter", "status", "round"))
         begins = np.diff(of_round, prepend=NONE) != 0
         counts = DraftCounts()
@@ -90,7 +90,7 @@ class Log:
         return counts
 
     def _records(self, at: np.ndarray) -> list[TokenRecord]:
-        """A sequence's entries as records."""
+        """Return a sequence's entries as records."""
         c = {name: column[at] for name, column in self._columns.items()}
         rolled_back = c["token"] == NONE
         columns = (
@@ -106,13 +106,13 @@ class Log:
         return list(map(TokenRecord._make, zip(*columns, strict=True)))
 
     def _compact(self) -> None:
-        """Drop the entries of sequences that ended, and the room for them."""
+        """Drop the entries of finished sequences and free their memory."""
         kept = np.flatnonzero(self._columns["owner"][: self._count] != NONE)
         self._keep(kept, max(len(kept), _ROOM))
         self._count, self._ended = len(kept), 0
 
     def _keep(self, entries: np.ndarray | slice, room: int) -> None:
-        """Keep these entries and room for so many others."""
+        """Keep these entries, and room for that many others."""
         self._columns = {
             name: np.concatenate([column[entries], np.empty(room, column.dtype)])
             for name, column in self._columns.items()
@@ -120,7 +120,7 @@ class Log:
 
 
 def _or_none(values: np.ndarray, absent: np.ndarray) -> list[Any]:
-    """The values, None where they are absent."""
+    """Return the values, with None where they are absent."""
     found: list[Any] = values.tolist()
     for i in np.flatnonzero(absent).tolist():
         found[i] = None
@@ -128,11 +128,11 @@ def _or_none(values: np.ndarray, absent: np.ndarray) -> list[Any]:
 
 
 def count_statuses(status: np.ndarray, rounds: int) -> DrafterStats:
-    """The counts of entries of one drafter.
+    """Return the counts of one drafter's entries.
 
     Args:
         status: int8 [n], see CODES.
-        rounds: how many rounds they are of.
+        rounds: number of rounds with these entries.
     """
     number = dict(zip(STATUSES, np.bincount(status, minlength=len(STATUSES)).tolist(), strict=True))
     return DrafterStats(

@@ -1,4 +1,4 @@
-"""From a chat to text, by the model's own template."""
+"""Renders chats as text, by the model's own template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_REASON = 500
 
 
 def chat_renderer(tokenizer: Any) -> Bounded[str]:
-    """Applies a tokenizer's chat template, which may be a stranger's, within bounds."""
+    """Return what applies a tokenizer's chat template, which may be untrusted, within limits."""
 
     def apply(messages: list[dict[str, Any]], **options: Any) -> str:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
@@ -28,7 +28,7 @@ def chat_renderer(tokenizer: Any) -> Bounded[str]:
 
 
 def render_chat(tokenizer: Any, model: str, request: Request, render: Bounded[str]) -> str:
-    """The text of a request's messages, with its tools and variables, up to where the assistant goes on.
+    """Render a request's messages, with its tools and variables, up to where the assistant continues.
 
     What templates expect differs from what people send, so messages are changed as vLLM changes them: several text
     parts are joined by line breaks, the arguments of tool calls are objects instead of JSON in a string, and content
@@ -36,13 +36,13 @@ def render_chat(tokenizer: Any, model: str, request: Request, render: Bounded[st
 
     Args:
         tokenizer: has the template.
-        model: what errors call the model.
-        request: its `messages` are given.
+        model: the model's name in errors.
+        request: a request with `messages`.
         render: `chat_renderer` of the tokenizer.
 
     Raises:
-        RequestError: there is no template, it refuses the messages, or it has no use for what is given.
-        EngineError: the machine has no room to render it.
+        RequestError: if there is no template, or if it refuses the messages or would drop part of the request.
+        EngineError: if the machine has too little memory to render it.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError(f"{model} has no chat template, so messages cannot be rendered; use prompt instead")
@@ -71,13 +71,13 @@ def render_chat(tokenizer: Any, model: str, request: Request, render: Bounded[st
 
 
 def shortened(error: BaseException) -> str:
-    """The reason of an error; a library's own may quote the whole text."""
+    """Return the reason of an error, shortened: a library's own may quote the whole text."""
     reason = str(error)
     return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
 
 
 def _check_used(source: str, tools: str | None, variables: dict[str, Any], tokenizer: Any) -> None:
-    """Refuse what the template would leave out without a word, and variables that are not the line's to set."""
+    """Refuse what the template would silently drop, and variables that a line may not set."""
     taken = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"documents"}
     for name in variables:
         if name in taken:

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: requests and completions, and chunks in which models that think read.
+"""Input and output of the engine: requests, completions, and the chunks in which models that think read.
 
 Plain data. Knows no files and no tensors.
 """
@@ -32,22 +32,22 @@ class Request:
     Attributes:
         index: place in the input, from 0; outputs are written in this order. If none is given, it is the place among
             the prompts of the call.
-        id: the user's name for it; its index if none was given.
+        id: the user's name for it; by default, its index.
         prompt: text, tokenized with the tokenizer's special tokens.
         messages: a chat, rendered with the tokenizer's chat template.
         token_ids: a tokenized prompt.
-        tools: what a chat may call, given to the chat template.
-        tool_choice: whether it calls them: "auto" (the model decides), "none" (what it writes is not a call),
-            "required", or the one that it must call, as the OpenAI API names it.
+        tools: the tools that a chat may call, passed to the chat template.
+        tool_choice: whether the model calls them: "auto" (it decides), "none" (nothing that it writes is a call),
+            "required", or the tool that it must call, as in the OpenAI API.
         parallel_tool_calls: whether an answer may have several calls.
-        chat_template_kwargs: further variables of the chat template.
+        chat_template_kwargs: more variables of the chat template.
         continue_final_message: whether a chat's last message, the assistant's, is continued rather than answered.
         params: how its tokens are chosen.
         metadata: the line's unknown keys, copied to the output.
         echo: whether the prompt is written beside the output.
         line: line (or record) number in the input, from 1; None if it did not come from a file.
         only: which of its samples to run, from 0; None for all. The others are known already.
-        form_key: the key or the option that asked for the form of its text, which errors name; None for the parameter.
+        form_key: the key or option that asked for a form, to be named in errors; None for the parameter.
     """
 
     index: int = UNNUMBERED
@@ -73,7 +73,7 @@ class Request:
             object.__setattr__(self, "id", self.index)
 
     def numbered(self, place: int) -> Self:
-        """The same request; with this place as its index, and as its id if it has none, where it has no index."""
+        """Return the request with `place` as its index, unless it has one, and as its id, unless it has one."""
         if self.index != UNNUMBERED:
             return self
         return replace(self, index=place, id=place if self.id == UNNUMBERED else self.id)
@@ -82,24 +82,24 @@ class Request:
         return brief(self)
 
     def with_params(self, **changes: Any) -> Request:
-        """The same request with other sampling parameters."""
+        """Return the request with other sampling parameters."""
         return replace(self, params=self.params.with_(**changes))
 
     @property
     def wanted(self) -> Sequence[int]:
-        """Which of its samples to run."""
+        """The samples to run."""
         return range(self.params.n) if self.only is None else self.only
 
     @property
     def samples(self) -> int:
-        """How many samples it gives."""
+        """The number of samples."""
         return len(self.wanted)
 
 
 class TokenRecord(NamedTuple):
-    """A committed token, or a draft token that was rolled back: the figures of a line of the acceptance log.
+    """A committed token, or a draft token that was rolled back: the content of a line of the acceptance log.
 
-    What the line leaves out is None here, or "none" for the drafter. Both floats are float32 numbers.
+    Keys that the line leaves out are None here, or "none" for the drafter. Both floats are float32 numbers.
     """
 
     position: Annotated[int, Field(ge=0, description="place in the completion, from 0")]
@@ -141,19 +141,19 @@ class TokenRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: of the chosen token, and id and value of the most likely ones, best first."""
+    """Log-probabilities at one position: of the chosen token, and of the most likely ones with ids, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
 
 
 class Thought(NamedTuple):
-    """What a model that thinks while it reads wrote after one chunk.
+    """A thought that a thinking model wrote after a chunk.
 
     Attributes:
         first: position of the chunk's first token in prompt and completion, from 0.
-        tokens: the thought's, without its end; at least one.
-        text: they decoded, without special tokens.
+        tokens: the tokens of the thought, without its end; at least one.
+        text: the decoded tokens, without special ones.
     """
 
     first: int
@@ -176,10 +176,10 @@ class Completion:
         logprobs: one entry per token if the request asked for them, else None.
         records: the sample's part of the acceptance log, by round and position.
         drafts: the counts of the records, by drafter.
-        stop_reason: which of `stop` (a string) or `stop_token_ids` (an id) ended it; None if the model did, or nothing.
-        answer: of a chat, its parts: what the model thought, says and calls; None if it has no such parts.
-        thoughts: of the chunks of prompt and completion that thought, in order; None if the model does not think.
-        error: why the request could not run or the sample ended; None if it is a text.
+        stop_reason: the string of `stop` or the id of `stop_token_ids` that ended it; None if neither did.
+        answer: the parts of a chat's answer: reasoning, content and tool calls; None if it has no such parts.
+        thoughts: the thoughts of the chunks of prompt and completion, in order; None if the model does not think.
+        error: why the request could not run or the sample ended; None if there was no error.
     """
 
     request: Request
@@ -217,10 +217,10 @@ class Chunk:
 
     Attributes:
         first: position of its first token, from 0.
-        end: the position behind its last token.
-        text: its tokens'.
+        end: the position after its last token.
+        text: the text of its tokens.
         state: the thought whose state was added to its rows; None for the zero state.
-        thought: what the model thought after it; None for nothing, and for the last, partial chunk.
+        thought: the thought after it; None if it is empty, and for the last, partial chunk.
     """
 
     first: int
@@ -233,14 +233,14 @@ class Chunk:
 def chunks_of(
     tokens: list[int], thoughts: Mapping[int, str], size: int, decode: Callable[[list[int]], str], *, keeps: bool
 ) -> list[Chunk]:
-    """Divide a text as the model read it.
+    """Divide a text into the chunks that the model read.
 
     Args:
         tokens: prompt and completion.
-        thoughts: what was thought, by the position of the chunk's first token.
+        thoughts: the thoughts, by the position of the chunk's first token.
         size: tokens of a chunk.
-        decode: the text of tokens.
-        keeps: whether a state stays until the next thought; else it is zero after a chunk that thought nothing.
+        decode: gives the text of tokens.
+        keeps: whether a state lasts until the next thought; otherwise, it is zero after a chunk without one.
     """
     found: list[Chunk] = []
     state = None

@@ -1,4 +1,4 @@
-"""The live sequences as a structure of arrays, by slot, so that a round needs no Python loop over them.
+"""The live sequences as a structure of arrays, indexed by slot, so that a round needs no Python loop over them.
 
 Knows no passes and no pages.
 """
@@ -19,32 +19,32 @@ _THINKS = 0.5  # share of the chunks that think, as long as nothing is known of 
 
 
 class RunningBatch:
-    """Sequences that have a slot. All arrays are by slot; entries of free slots mean nothing, but for `busy`.
+    """Sequences that have a slot. All arrays are indexed by slot; for free slots, only `busy` is meaningful.
 
     Attributes:
         busy: bool, whether the slot is taken.
         reading: bool, whether some of the tokens have not been read yet.
         verified: bool, whether the request's tokens are verified.
         choosy: bool, whether its tokens are sampled, or chosen from adjusted logits.
-        watched: bool, whether more than an end-of-sequence token and the limit can end it.
+        watched: bool, whether anything besides an end-of-sequence token and the limit can end it.
         eos: bool, whether end-of-sequence tokens end it.
         wordy: bool, whether the request asks for log-probabilities.
-        likely: int64, of how many of the most likely tokens it does.
+        likely: int64, for how many of the most likely tokens.
         adjusted: bool, whether its tokens are chosen from adjusted logits.
         formed: bool, whether its text must have a form.
         masked: bool, whether whole masks are needed for it.
-        how: by the names of the arrays of `Choices`, how its tokens are chosen, the position aside.
+        how: how its tokens are chosen, by the names of the arrays of `Choices`, except for the position.
         order: int64, its place among all sequences: the greatest is the youngest.
         last: int64, the last committed token.
         length: int64, prompt and committed tokens.
         prompt: int64, tokens of the prompt.
         limit: int64, most tokens of prompt and completion together.
-        least: int64, tokens of the completion among which none ends it.
+        least: int64, tokens of the completion before any may end it.
         cached: int64, leading positions whose KV entries are canonical.
         rounds: int64, passes that committed tokens of it.
-        thinks: float64, share of the last chunks that thought, in a thinking model.
+        thinks: float64, share of the last chunks that thought, for a thinking model.
         texts: list, its tokens.
-        eos_ids: int64 [n, 1], the end-of-sequence tokens of all that are not watched.
+        eos_ids: int64 [n, 1], the end-of-sequence tokens of all sequences that are not watched.
     """
 
     _ARRAYS = (
@@ -114,7 +114,7 @@ class RunningBatch:
         return slot in self._sequences
 
     def add(self, seq: Sequence) -> int:
-        """Give a sequence the lowest free slot; nothing of it is cached.
+        """Give a sequence the lowest free slot, with nothing cached.
 
         Returns:
             The slot.
@@ -153,7 +153,7 @@ class RunningBatch:
         return slot
 
     def remove(self, slot: int) -> Sequence:
-        """Free a slot; returns its sequence."""
+        """Free a slot and return its sequence."""
         seq = self._sequences.pop(slot)
         seq.slot = -1
         seq.rounds = int(self.rounds[slot])
@@ -173,7 +173,7 @@ class RunningBatch:
         return slots
 
     def youngest(self) -> int:
-        """The slot of the sequence that comes last in the order of the requests."""
+        """Return the slot of the sequence that comes last in the order of the requests."""
         slots = np.flatnonzero(self.busy)
         return int(slots[self.order[slots].argmax()])
 
@@ -182,9 +182,9 @@ class RunningBatch:
 
         Args:
             slots: int64 [n], each once.
-            counts: int64 [n], how many of each, at least one.
+            counts: int64 [n], the number of tokens of each, at least one.
             tokens: int64 [sum of counts], in the order of the slots.
-            rounds: int64 [n], how many rounds that took.
+            rounds: int64 [n], the number of rounds that this took.
         """
         ends = counts.cumsum()
         self.last[slots] = tokens[ends - 1]

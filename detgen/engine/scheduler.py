@@ -1,6 +1,6 @@
-"""Which sequence gets which pages, and which rows go into the next passes.
+"""Decides which sequences get pages, and which rows go into the next passes.
 
-Results are row-invariant, so every decision here affects only the speed. Knows no tensors and no files.
+Results are row-invariant, so every decision here affects only speed. Knows no tensors and no files.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _NOTHING = Prefix([], -1, 0, False)
 class Scheduler:
     """Assigns slots and pages to waiting sequences, and rows to passes.
 
-    Sequences are admitted in order as pages become free. One that does not fit lets others pass, but no more than
-    `batch_size` of them; then all wait until it fits. Where a live sequence finds no page for its next token, the
-    youngest gives its pages back and waits: when it is admitted again, its tokens are read again, and what follows is
-    the same.
+    Sequences are admitted in order as pages become free. One that does not fit lets others overtake it, but no more
+    than `batch_size`; then all wait until it fits. If there is no page for a live sequence's next token, the youngest
+    sequence gives its pages back and waits. When it is admitted again, its tokens are read again, and its output is the
+    same.
 
     Args:
         caches: the target's KV cache first, then the draft model's; they share their pages.
-        batch_size: most slots.
-        started: called with slot, tokens and how many of these are cached when a sequence takes a slot.
-        prefill_chunk: most prompt tokens of a request per round; None fills the pass.
-        prefix_cache: share pages among sequences that begin alike.
-        positions: most positions that may be in use; None for all that the caches have.
+        batch_size: maximum number of slots.
+        started: called when a sequence takes a slot, with the slot, the tokens and how many of them are cached.
+        prefill_chunk: maximum number of prompt tokens per request and round; None fills the pass.
+        prefix_cache: share pages among sequences with a common prefix.
+        positions: maximum number of positions in use; None for all that the caches have.
         ahead: reads the prompts of a thinking model; None if the target does not think.
-        snapshots: of the states that layers of the target keep; None where none does.
+        snapshots: snapshots of the states that layers of the target keep; None if there are none.
 
     Attributes:
         waiting: sequences without a slot, in order.
-        live: sequences that have one.
+        live: sequences with a slot.
         reused: tokens whose KV entries were found.
         preemptions: how often a sequence gave its pages back.
-        expected: whether one waits for another to read what both begin with.
+        expected: whether a sequence waits for another to read their common prefix.
     """
 
     def __init__(
@@ -87,22 +87,22 @@ class Scheduler:
 
     @property
     def capacity(self) -> int:
-        """Most positions of a sequence."""
+        """The maximum number of positions of a sequence."""
         return self._most * BLOCK
 
     def wants(self) -> int:
-        """How many more sequences to add: enough to look one batch ahead."""
+        """The number of sequences to add: enough to look one batch ahead."""
         return max(2 * self._batch_size - len(self.waiting), 0)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        """Let sequences wait behind all others."""
+        """Queue sequences after all others."""
         for seq in sequences:
             seq.order = self._added
             self._added += 1
             self.waiting.append(seq)
 
     def _available(self) -> int:
-        """Pages that can be taken."""
+        """The number of pages that can be taken."""
         return min(self._pages.available, self._most - self._pages.used)
 
     def admit(self) -> None:
@@ -128,11 +128,11 @@ class Scheduler:
                 self._place(seq, prefix)
 
     def _room(self) -> int:
-        """Pages for further sequences: some are kept, for the live ones grow."""
+        """Return the number of pages for new sequences; some are reserved, since the live ones grow."""
         return self._available() - len(self.live) // _GROWING
 
     def _need(self, seq: Sequence) -> tuple[int | None, Prefix]:
-        """Pages to be taken for a sequence, and what can be shared; None if it waits for another to read the same."""
+        """Return the pages that a sequence needs and the prefix that it shares; None for pages if it has to wait."""
         blocks = _blocks(len(seq.tokens))
         if not self._prefix_cache:
             return blocks, _NOTHING
@@ -146,7 +146,7 @@ class Scheduler:
         return self._pages.need(blocks, self._shared(prefix)), prefix
 
     def _shared(self, prefix: Prefix) -> Prefix:
-        """As much of a prefix as a sequence can go on from."""
+        """Return the part of a prefix from which a sequence can continue."""
         return prefix if self._block_ends is None else self._block_ends.snapshots.shared(prefix)
 
     def _place(self, seq: Sequence, known: Prefix) -> None:
@@ -168,9 +168,9 @@ class Scheduler:
         self.reused += prefix.shared
 
     def reserve(self, drafts: int) -> None:
-        """Give every sequence that decodes a page for its next token, and pages for `drafts` more where there are some.
+        """Give every decoding sequence a page for its next token, and pages for `drafts` more if there are some.
 
-        Where there is none for a next token, the youngest sequences wait again.
+        If there is no page for a next token, the youngest sequences are preempted.
         """
         live = self.live
         slots = (live.busy & ~live.reading).nonzero()[0]
@@ -185,17 +185,17 @@ class Scheduler:
                 self._grow(slot, _blocks(end))
 
     def _grow(self, slot: int, blocks: int) -> bool:
-        """Give a sequence pages up to `blocks`, or none; returns whether it has them."""
+        """Give a sequence pages up to `blocks`, or none; return whether it has them."""
         more = blocks - int(self._pages.held[slot])
         return more <= 0 or (more <= self._available() and self._pages.grow(slot, blocks))
 
     def room(self, slots: np.ndarray) -> np.ndarray:
-        """Positions after the last token that slots have pages for, int64 [n]."""
+        """Return the positions after the last token for which slots have pages, int64 [n]."""
         room: np.ndarray = self._pages.held[slots] * BLOCK - self.live.length[slots]
         return room
 
     def _preempt(self) -> None:
-        """Take the youngest sequence's pages; it waits in its place."""
+        """Take the youngest sequence's pages; it goes back to its place in the queue."""
         seq = self.live[self.live.youngest()]
         self.release(seq)
         seq.passed = self._batch_size  # no other takes the pages that it waits for
@@ -204,7 +204,7 @@ class Scheduler:
         self.waiting.insert(at, seq)
 
     def advance(self, slots: np.ndarray, cached: np.ndarray) -> None:
-        """Note that the first `cached` positions of slots hold canonical entries; roll back what comes after them.
+        """Note that the first `cached` positions of slots hold canonical entries; roll back the rest.
 
         Args:
             slots: int64 [n].
@@ -228,7 +228,7 @@ class Scheduler:
             self._block_ends.leave(slot)
 
     def release(self, seq: Sequence) -> None:
-        """Free the slot; its canonical KV entries stay for others that begin alike until the pages are needed."""
+        """Free the slot; its canonical KV entries stay for sequences with the same prefix until pages are needed."""
         self.share(seq.slot)
         if self._block_ends is not None:
             self._block_ends.forget(seq.slot)
@@ -242,15 +242,15 @@ class Scheduler:
             self.release(seq)
 
     def passes(self, windows: Windows) -> Iterator[Windows]:
-        """Divide the round's windows, and chunks of what is still to be read, among passes.
+        """Divide the round's windows, and chunks of prompts that are still to be read, among passes.
 
-        Chunks fill the passes that the windows need. Where these leave rows for less than half as many tokens as the
-        windows have, more passes are added.
+        Chunks fill the passes that the windows need. If these leave rows for less than half as many tokens as the
+        windows have, passes are added.
 
         Args:
             windows: last committed tokens and drafts of the round.
 
-        Returns:
+        Yields:
             The windows of each pass, together at most `MOST_ROWS` tokens.
         """
         most = MOST_ROWS
@@ -261,12 +261,12 @@ class Scheduler:
         return fill_passes(windows, self.chunks(free, decoding, self.live.cached), most)
 
     def chunks(self, free: int, decoding: int, cached: np.ndarray) -> list[Window]:
-        """What is read next, at most `free` tokens: half of them the oldest's, the others where the fewest are left.
+        """Return the chunks to read next: half of the tokens for the oldest prompt, the others for the shortest.
 
         Args:
-            free: most tokens.
+            free: maximum number of tokens.
             decoding: tokens of the other windows.
-            cached: int64 [slots], how much of each has been read.
+            cached: int64 [slots], how many tokens of each have been read.
         """
         live = self.live
         slots = live.still_reading()
@@ -293,12 +293,12 @@ class Scheduler:
         return [self._chunk(slot, int(cached[slot]), count) for slot, count in takes.items() if count]
 
     def _chunk(self, slot: int, at: int, count: int) -> Window:
-        """The next `count` tokens of a sequence, and how many of them are asked for their logits."""
+        """Return a window of the next `count` tokens of a sequence, with the number of wanted logits."""
         seq = self.live[slot]
         asked = min(max(at + count - seq.asked_from, 0), count)
         return Window(slot, at, seq.tokens[at : at + count], asked)
 
 
 def _blocks(positions: _Number) -> _Number:
-    """Pages for so many positions."""
+    """Return the number of pages for that many positions."""
     return -(-positions // BLOCK)

@@ -1,7 +1,7 @@
-"""JSON schemas as llguidance is given them, so that what fits its reading of one fits the schema.
+"""Adapts JSON schemas for llguidance, so that whatever fits its reading of a schema fits the schema itself.
 
-It counts in doubles, of an object whose keys may have any name it can write one key twice, it leaves control characters
-out of the texts that a constant or an expression spells, and its dates have a February 29 in every year.
+llguidance counts in doubles, may write a key twice if an object's keys may have any name, leaves out control characters
+of constants and expressions, and has a February 29 in every year.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _PARTS = re.compile(rf"(?P<control>{_SPELLED}|\[(?:{_SPELLED}-?)+\])|\[\^?\]?(?:
 
 
 def exact(text: str) -> str:
-    """The text of a schema, with bounds drawn in to where doubles are exact, and dates to those that there are.
+    """Return a schema's text with bounds clamped to exact doubles, and dates limited to those that exist.
 
     Raises:
-        RequestError: that would not do, or it asks for what llguidance would not keep; says what and why.
+        RequestError: if that is impossible, or the schema asks for something that llguidance would not keep.
     """
     try:
         schema = json.loads(text)
@@ -58,7 +58,7 @@ def exact(text: str) -> str:
 
 
 def _draw_in(node: dict[str, Any]) -> bool:
-    """Change bounds that no double is exact at; whether there were any, or a keyword that asks for nothing."""
+    """Clamp bounds beyond exact doubles; return whether anything changed, including keywords without effect."""
     asked_nothing = node.get("uniqueItems") is False
     if asked_nothing:
         del node["uniqueItems"]
@@ -71,7 +71,7 @@ def _draw_in(node: dict[str, Any]) -> bool:
 
 
 def _keep_calendar(node: dict[str, Any]) -> bool:
-    """Rule out dates that there are not; whether there might have been any."""
+    """Rule out dates that do not exist; return whether anything changed."""
     also = node.get("allOf", [])
     if node.get("format") not in ("date", "date-time") or not isinstance(also, list):
         return False

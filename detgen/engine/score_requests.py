@@ -30,7 +30,7 @@ class ScoreRequest(Request):
 
     @property
     def wanted(self) -> Sequence[int]:
-        """Which of its scores to give."""
+        """The scores to compute."""
         if self.only is not None:
             return self.only
         return range(1 if self.completions is None else len(self.completions))
@@ -38,17 +38,17 @@ class ScoreRequest(Request):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Score:
-    """What the model says of a completion, or the reason why there is no saying.
+    """The score of a completion, or the reason why it has none.
 
     Attributes:
         request: the request.
-        sample: which of its completions, from 0; 0 where the prompt itself is scored.
+        sample: which of its completions, from 0; 0 if the prompt itself is scored.
         token_ids: the completion's tokens.
-        logprobs: their natural log-probabilities under the model (temperature 1), each a float32's value.
-        greedy: whether each is the most likely token at its place; of equal ones, the lowest id is.
-        prompt_tokens: tokens of the prompt; 0 where it is scored itself.
+        logprobs: their natural log-probabilities under the model (temperature 1), each a float32 value.
+        greedy: whether each is the most likely token at its position; among equal ones, the lowest id.
+        prompt_tokens: tokens of the prompt; 0 if it is scored itself.
         error: why the request could not run or the completion has no score; None if it has one.
-        refused: whether it is the request that could not run, and there is no other score of it.
+        refused: whether the request could not run at all, so that it has no other score.
     """
 
     request: ScoreRequest
@@ -62,12 +62,12 @@ class Score:
 
     @property
     def logprob(self) -> float:
-        """The log-probability of the completion: the exact sum of those of its tokens, rounded once."""
+        """The log-probability of the completion: the exact sum over its tokens, rounded once."""
         return math.fsum(self.logprobs)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether greedy generation gives the completion: whether all of its tokens are greedy."""
+        """Whether greedy generation gives the completion, that is, whether all of its tokens are greedy."""
         return all(self.greedy)
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ Scorable = str | tuple[Any, Any] | ScoreRequest
 
 
 def score_requests_of(items: Scorable | Iterable[Scorable]) -> list[ScoreRequest]:
-    """From what a caller of `Engine.score` may write to requests, each an object of its own.
+    """Turn the argument of `Engine.score` into requests, each a separate object.
 
     Args:
         items: one or several of: a text, which is scored as a whole; a tuple of a prompt, as `Engine.generate` takes
@@ -113,7 +113,7 @@ def _request(i: int, item: Any) -> ScoreRequest:
 
 
 def _completions(i: int, given: Any) -> list[str | tuple[int, ...]]:
-    """One completion, or those of a list."""
+    """Return a list of completions, whether one or several are given."""
     if isinstance(given, str):
         return [given]
     plain = given.tolist() if hasattr(given, "tolist") else given

@@ -1,4 +1,4 @@
-"""One sample while it runs: its tokens, how the next ones are chosen, and what is known of it in the end."""
+"""One sample while it runs: its tokens, how the next ones are chosen, and its results at the end."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class Sequence:
         sample: which of its samples, from 0.
         tokens: prompt and committed tokens.
         prompt_length: tokens of the prompt.
-        limit: most tokens of prompt and completion together.
+        limit: maximum number of tokens of prompt and completion together.
         eos: token ids that end a sequence, unless its request ignores them.
-        structure: what its text must be; None for any text.
-        ending: token ids that end this one.
+        structure: the form of its text; None for any text.
+        ending: token ids that end this sequence.
         order: its place among all sequences.
         slot: its slot; -1 while it waits.
-        keys: of its whole blocks, as far as they were needed (see `BlockManager.keys`).
-        passed: sequences behind it that were admitted before it since it did not fit.
-        rounds: passes that committed tokens of it, up to when it last had a slot.
+        keys: keys of its whole blocks, as far as they were needed (see `BlockManager.keys`).
+        passed: number of later sequences that were admitted before it because it did not fit.
+        rounds: number of passes that committed its tokens, up to the last time that it had a slot.
         drafts: counts of its draft tokens, by drafter, set when it finishes.
         acceptance: running (accepted, tried) draft tokens by drafter; old rounds fade.
         records: its acceptance log, set when it finishes.
-        thoughts: of a thinking model, one a full chunk of the tokens that went through passes, which are all but the
-            last; () where it thought nothing. Set when it finishes.
-        states: float32 [chunk, hidden], what was added to each chunk, the last, partial one included; set when it
+        thoughts: for a thinking model, the thought after each full chunk of the tokens that went through passes (all
+            but the last token); () if it is empty. Set when it finishes.
+        states: float32 [chunk, hidden], the state added to each chunk, including the last, partial one; set when it
             finishes under a trace.
         logprobs: one entry per committed token if the request asks for them.
         finish_reason: None while it runs.
         text: the completion's text, set when it finishes.
-        stop_reason: which stop ended it, set when it finishes; see `Completion`.
+        stop_reason: the stop that ended it, set when it finishes; see `Completion`.
         error: why it ended, if the finish reason is "error".
     """
 
@@ -99,12 +99,12 @@ class Sequence:
 
     @property
     def masked(self) -> bool:
-        """Whether whole masks are needed: it has a form, and its tokens are not just the best that this allows."""
+        """Whether whole masks are needed: it has a form, and its tokens are not just the best that it allows."""
         return self._masks is not None and (self.request.params.temperature > 0 or self._penalized)
 
     @property
     def least(self) -> int:
-        """How many of its tokens come before one that ends it. A text that must fit may have nothing else left."""
+        """The number of tokens before one may end it; 0 with a form, which may leave nothing but an end."""
         return self.request.params.min_tokens if self.structure is None else 0
 
     @property
@@ -114,7 +114,7 @@ class Sequence:
 
     @property
     def asked_from(self) -> int:
-        """Position of the first of its tokens whose logits are wanted when they are read: the last one."""
+        """The position of the first token whose logits are wanted when it is read: the last one."""
         return len(self.tokens) - 1
 
     @property
@@ -124,46 +124,46 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """How many more tokens it may generate."""
+        """The number of tokens that it may still generate."""
         return self.limit - len(self.tokens)
 
     def break_off(self, position: int, fault: str = "") -> None:
-        """End it with an error at this position, counted from 0: its fault, or else that results are not finite."""
+        """End it with an error at this position, from 0: `fault`, or by default that results are not finite."""
         ahead = position - self.prompt_length
         where = f"token {ahead} of the completion" if ahead >= 0 else f"token {position} of the prompt"
         self.finish_reason = "error"
         self.error = fault or f"the model's hidden states or logits {NOT_FINITE} at position {position} ({where})"
 
     def learn(self, drafter: str, accepted: int, tried: int) -> None:
-        """Note how many of a drafter's tokens were compared with canonical choices, and how many of these agreed."""
+        """Note how many of a drafter's tokens were compared with canonical choices, and how many agreed."""
         hits, tries = self.acceptance.get(drafter, (0.0, 0.0))
         self.acceptance[drafter] = (hits * _FADE + accepted, tries * _FADE + tried)
 
     def choice(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Choice:
-        """How the token `ahead` positions after the next one is chosen, the first `ahead` of `draft` coming before."""
+        """Return how the token `ahead` positions after the next one is chosen, given `ahead` tokens of `draft`."""
         adjustment = self.adjustment(ahead, draft)
         if self._first is GREEDY:
             return GREEDY if adjustment is None else Choice(adjustment=adjustment)
         return replace(self._first, position=self.generated + ahead, adjustment=adjustment)
 
     def adjustment(self, ahead: int = 0, draft: list[int] | tuple[int, ...] = ()) -> Adjustment | None:
-        """What that token's logits are adjusted by; None if they are not."""
+        """Return how that token's logits are adjusted; None if they are not."""
         if self._adjuster is None:
             return None
         return self._adjuster.after([*self.tokens[self.prompt_length :], *draft[:ahead]])
 
     def growing(self) -> Growing | None:
-        """How its next tokens are adjusted, where its text may be any; None if they are not."""
+        """Return how its next tokens are adjusted, for text without a form; None if they are not."""
         return None if self._adjuster is None else self._adjuster.growing(self.tokens[self.prompt_length :])
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens that are the only ones that may come, at most so many; none if its text has no form."""
+        """Return the next tokens that its form forces, at most `most`; none without a form."""
         if self._masks is None or not most:
             return []
         return self._masks.forced(self.tokens[self.prompt_length :], most)
 
     def make_masks(self, draft: list[int]) -> None:
-        """Compute the bits of the masks after the last token and after each of the draft."""
+        """Compute the masks after the last token and after each token of the draft."""
         if self._masks is not None:
             for i in range(len(draft) + 1):
                 mask = self._masks.after([*self.tokens[self.prompt_length :], *draft[:i]])
@@ -171,12 +171,12 @@ class Sequence:
                     _ = mask.bits
 
     def fails(self, draft: list[int]) -> bool:
-        """Whether it cannot be told what may come after the draft, as far as was asked."""
+        """Return whether computing a mask for this draft has failed."""
         mask = None if self._masks is None else self._masks.after([*self.tokens[self.prompt_length :], *draft])
         return mask is not None and bool(mask.error)
 
     def fault(self, draft: list[int]) -> str:
-        """Why it cannot be told what may come after the draft; "" if it can."""
+        """Return why no mask can be computed after the draft; "" if it can."""
         adjustment = None if self.structure is None else self.adjustment(len(draft), draft)
         if self.structure is None or adjustment is None or adjustment.mask is None:
             return ""

@@ -1,4 +1,4 @@
-"""Data in a line, for whoever looks at it in an interpreter or a log."""
+"""Short representations of data, for interpreters and logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 2
 
 
 def brief(instance: Any) -> str:
-    """A dataclass with its fields that are not what they are by default, long values cut short."""
+    """Return a dataclass with its non-default fields, long values shortened."""
     return call(
         type(instance).__name__,
         {f.name: v for f in fields(instance) if (v := getattr(instance, f.name)) != _default(f)},
@@ -22,7 +22,7 @@ def brief(instance: Any) -> str:
 
 
 def call(name: str, arguments: dict[str, Any]) -> str:
-    """`name(argument=value, ...)`, long values cut short."""
+    """Return `name(argument=value, ...)`, long values shortened."""
     return f"{name}({', '.join(f'{key}={_shown(value)}' for key, value in arguments.items())})"
 
 

@@ -1,4 +1,4 @@
-"""Which models a configuration names, and whether they can be there at all; said before the engine is imported."""
+"""Checks the models that a configuration names, as far as possible before the engine is imported."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from detgen.progress import Observer
 
 
 def uses_draft(config: EngineConfig) -> bool:
-    """Whether a draft model is loaded: there is one, and the drafter has a use for it.
+    """Return whether a draft model is loaded: one is given, and the drafter uses it.
 
     Raises:
-        EngineError: the drafter needs one, and there is none.
+        EngineError: if the drafter needs one and there is none.
     """
     use = DRAFTERS[config.drafter].draft_model if isinstance(config.drafter, str) else "optional"
     available = config.draft is not None or config.target is None
@@ -30,10 +30,10 @@ def uses_draft(config: EngineConfig) -> bool:
 
 
 def check_adapted(config: EngineConfig) -> None:
-    """Refuse an adapter of a model that is loaded already.
+    """Refuse an adapter for a model that is already loaded.
 
     Raises:
-        EngineError: there is one.
+        EngineError: if there is one.
     """
     if config.adapter is not None and not isinstance(config.target, str | Path | None):
         raise EngineError("an adapter is merged while a model is loaded; give both as folders, target and adapter")
@@ -47,7 +47,7 @@ def check_sources(config: EngineConfig, observer: Observer | None = None) -> Non
         observer: receives the progress of downloads from the hub; if None, the hub is not asked.
 
     Raises:
-        EngineError: a model cannot be loaded; names it, the file and the reason.
+        EngineError: if a model cannot be loaded; names it, the file and the reason.
     """
     draft = config.draft if uses_draft(config) else None
     check_adapted(config)

@@ -23,7 +23,7 @@ class Stopping:
         self._special = frozenset(tokenizer.all_special_ids)
 
     def ends(self, seq: Sequence, pending: list[int]) -> bool:
-        """Whether the sequence ends with the last of the `pending` tokens; if so, sets `seq.finish_reason`.
+        """Return whether the sequence ends with the last of the `pending` tokens; if so, set `seq.finish_reason`.
 
         Args:
             seq: the sequence, without the pending tokens.
@@ -49,16 +49,16 @@ class Stopping:
         return any(s in near for s in stop) and self._cut(seq, completion)[1] is not None
 
     def text(self, seq: Sequence) -> str:
-        """The completion's text, without special tokens and a stop token, cut before the first stop string."""
+        """Return the completion's text, without special tokens and a stop token, cut before the first stop string."""
         completion = seq.tokens[seq.prompt_length :]
         if completion and completion[-1] in seq.request.params.stop_token_ids:
             del completion[-1]
         return self._cut(seq, completion)[0]
 
     def reason(self, seq: Sequence) -> str | int | None:
-        """Which of `stop_token_ids` or `stop` ended it; of strings at one place, the first one given.
+        """Return which of `stop_token_ids` or `stop` ended it; of strings at the same place, the first one given.
 
-        None if the model ended it, or nothing has.
+        None if neither did.
         """
         params = seq.request.params
         if seq.finish_reason != "stop":
@@ -67,9 +67,9 @@ class Stopping:
         return completion[-1] if completion[-1] in params.stop_token_ids else self._cut(seq, completion)[1]
 
     def _cut(self, seq: Sequence, completion: list[int]) -> tuple[str, str | None]:
-        """The text of a completion up to the first stop string, and that string if there is one.
+        """Return the text of a completion up to the first stop string, and that string if there is one.
 
-        One that ends within the text of the first `min_tokens` tokens is none.
+        Stop strings that end within the text of the first `min_tokens` tokens do not count.
         """
         params, text = seq.request.params, self.decode(completion)
         held = 0
@@ -80,6 +80,6 @@ class Stopping:
         return text[:cut], None if cut is None else params.stop[i]
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
-        """The text of token ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

@@ -1,9 +1,8 @@
-"""A stream: sequences are taken as there is room for them, and run round by round until all have ended.
+"""A stream: takes sequences as there is room for them, and runs them round by round until all have ended.
 
-One call generates at a time on one set of models. Calls from several threads wait for each other, first come, first
-served. A call inside another one, in the thread that reads the other's stream, would wait for ever and is refused
-instead. Between two rounds a stream stands still while its reader does something else; as long as it is read on, others
-wait.
+One call generates at a time on one set of models. Calls from several threads take turns, first come, first served. A
+call from the thread that reads another call's stream would wait forever and is refused. Between two rounds a stream
+stands still while its reader does something else; others wait as long as it is being read.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ class Turn:
         self.still: float | None = None
 
     def pause(self) -> None:
-        """Note that a stream hands something to its reader."""
+        """Note that a stream yields to its reader."""
         self.still = time.monotonic()
 
     def go_on(self) -> None:
-        """Note that its reader, perhaps in another thread by now, wants more."""
+        """Note that the reader, perhaps in another thread by now, wants more."""
         self.thread = threading.get_ident()
         self.still = None
 
 
 class Turns:
-    """Gives turns, one after the other. Shared by all engines on the same models."""
+    """Hands out turns, one at a time. Shared by all engines on the same models."""
 
     def __init__(self) -> None:
         # Reentrant: a stream may be collected, and end its turn, wherever Python collects garbage.
@@ -59,7 +58,7 @@ class Turns:
         """Wait for a turn.
 
         Raises:
-            EngineError: if this thread has the turn already, or whoever has it has stopped reading.
+            EngineError: if this thread already has the turn, or its owner has stopped reading.
         """
         mine = Turn()
         with self._changed:
@@ -91,7 +90,7 @@ class Turns:
             )
 
     def give_back(self, turn: Turn) -> None:
-        """End a turn; the next one in the queue has it."""
+        """End a turn; the next in the queue gets it."""
         with self._changed:
             if self._holder is turn:
                 self._holder = None
@@ -99,15 +98,15 @@ class Turns:
 
 
 class StreamingRounds:
-    """Runs the sequences of one call at a time, and counts what their rounds took.
+    """Runs the sequences of one call at a time, and updates the counters.
 
     Args:
-        turns: say which call may run.
-        scheduler: runs the sequences.
-        stats: are brought up to date after each round.
+        turns: decide which call may run.
+        scheduler: schedules the sequences.
+        stats: updated after each round.
         target: passes of the target.
-        drafting: those that draft.
-        threads: of passes; None leaves them as they are.
+        drafting: passes that draft.
+        threads: number of threads for passes; None leaves it as it is.
     """
 
     def __init__(
@@ -132,13 +131,13 @@ class StreamingRounds:
         """Run sequences until all have ended.
 
         Args:
-            sequences: those that are to run; None where there is no other yet.
-            refused: what has ended without running, which is forgotten when it is yielded.
-            step: runs a round, and gives what it finished.
-            clear: forgets what has not ended, in the end.
+            sequences: the sequences to run; None if there is no other yet.
+            refused: results that ended without running; emptied when they are yielded.
+            step: runs a round and returns what it finished.
+            clear: forgets the sequences that have not ended, at the end.
 
         Yields:
-            After each round, what was refused and what the round finished.
+            After each round, the refused results and those that the round finished.
 
         Raises:
             EngineError: if this thread is reading another stream of the engine.
@@ -173,7 +172,7 @@ class StreamingRounds:
 
 
 def _taken(sequences: Iterator[Sequence | None], wanted: int) -> tuple[list[Sequence], bool]:
-    """As many sequences as are wanted, or as there are by now; and whether others may come."""
+    """Return up to `wanted` sequences that are available now, and whether more may come."""
     taken: list[Sequence] = []
     for seq in islice(sequences, wanted):
         if seq is None:
