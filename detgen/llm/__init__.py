@@ -1,4 +1,4 @@
-"""Generating from Python: models, prompts and results as notebooks and scripts have them. Writes no files."""
+"""Generation from Python: models, prompts and results for notebooks and scripts. Writes no files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model to call from Python, on the engine that the command line runs; also with batches of a dataset."""
+"""A model to call from Python, on the same engine as the command line, also with batches of a dataset."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _Done = TypeVar("_Done", Completion, Score)
 
 
 def requests_of_batch(batch: Mapping[str, list[Any]], params: SamplingParams) -> list[Request | BadLine]:
-    """A request for each row.
+    """Return a request for each row.
 
     Raises:
-        PromptsError: there is no column of prompts, or the batch is a single row.
-        RequestError: a row asks for several samples.
+        PromptsError: if there is no column of prompts, or the batch is a single row.
+        RequestError: if a row asks for several samples.
     """
     check_columns("the dataset", batch, None, 'name one so: ds.rename_column("question", "prompt")')
     chats = batch.get("messages")
@@ -48,7 +48,7 @@ def requests_of_batch(batch: Mapping[str, list[Any]], params: SamplingParams) ->
 
 
 def columns_of(rows: Sequence[Request | BadLine], done: Iterable[Completion]) -> dict[str, list[Any]]:
-    """The columns of what the rows gave. No cell is empty, so that all batches have the same types."""
+    """Return the columns of the results. No cell is null, so that all batches have the same types."""
     completions = {each.request.index: each for each in done}
     found: dict[str, list[Any]] = {"text": [], "finish_reason": [], "completion_tokens": [], "error": []}
     for i, row in enumerate(rows):
@@ -62,7 +62,7 @@ def columns_of(rows: Sequence[Request | BadLine], done: Iterable[Completion]) ->
 
 
 class LLM:
-    """A loaded model. What it gives depends on the prompt, its parameters and its seed alone.
+    """A loaded model. Its outputs depend only on the prompt, its parameters and its seed.
 
     >>> from detgen import LLM
     >>> llm = LLM()
@@ -72,12 +72,12 @@ class LLM:
 
     Args:
         target: folder, GGUF file or Hugging Face name of the model; None is the embedded one.
-        draft: a smaller model with the same vocabulary, likewise; it drafts tokens and never changes a text.
-        quant: none, q8, q4, q4_k, nf4 or int8, as `--target-quant`.
+        draft: a smaller model with the same vocabulary, which drafts tokens and never changes a text.
+        quant: none, q8, q4, q4_k, nf4 or int8, like `--target-quant`.
         settings: other fields of `EngineConfig` by name, such as dtype, batch_size, drafter or kv_memory.
 
     Raises:
-        EngineError: a model cannot be loaded; the message names the remedy.
+        EngineError: if a model cannot be loaded; the message names the remedy.
     """
 
     def __init__(
@@ -100,39 +100,39 @@ class LLM:
         Args:
             prompts: one or several of: a text, a list of token ids, a chat (a list of messages), a `Request`.
             params: how tokens are chosen; None for the defaults. Requests have parameters of their own.
-            sampling: fields of `SamplingParams`, in place of those of `params`.
+            sampling: fields of `SamplingParams`; they replace those of `params`.
 
         Returns:
             The completions in the order of the prompts, samples of a prompt in order. A prompt that cannot run gives
             one with an `error`.
 
         Raises:
-            RequestError: something is no prompt, or a parameter is out of range or given for a `Request`.
-            EngineError: this thread is reading a stream of this model.
+            RequestError: if a prompt is invalid, or a parameter is out of range or given for a `Request`.
+            EngineError: if this thread is reading a stream of this model.
         """
         return self._all(self._engine.stream, requests_of(prompts, params, sampling))
 
     def stream(
         self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | None = None, **sampling: Any
     ) -> Iterator[Completion]:
-        """Complete prompts, and give each completion when it has finished.
+        """Complete prompts and yield each completion when it has finished.
 
         Args:
-            prompts: as for `generate`; what is no sequence is read while it runs, about one batch ahead.
-            params: likewise.
-            sampling: likewise.
+            prompts: as for `generate`; an iterator is read while the call runs, about one batch ahead.
+            params: as for `generate`.
+            sampling: as for `generate`.
 
         Yields:
-            Completions in the order in which they finish; `request.index` is the place of the prompt.
+            Completions in the order in which they finish; `request.index` is the position of the prompt.
 
         Raises:
-            RequestError, EngineError: as `generate`.
+            RequestError, EngineError: as for `generate`.
         """
         for finished in self._engine.stream(requests_from(prompts, params, sampling)):
             yield from finished
 
     def score(self, items: Scorable | Iterable[Scorable]) -> Results[Score]:
-        """The log-probabilities of given completions, or of whole texts, as lm-evaluation-harness counts them.
+        """Return the log-probabilities of given completions, or of whole texts, as lm-evaluation-harness counts them.
 
         >>> [score] = llm.score(("def add(a, b):", " return a + b"))
         >>> score.logprob, score.is_greedy
@@ -146,8 +146,8 @@ class LLM:
             `error`.
 
         Raises:
-            RequestError: something is none of these.
-            EngineError: this thread is reading a stream of this model.
+            RequestError: if an item is none of these.
+            EngineError: if this thread is reading a stream of this model.
         """
         return self._all(self._engine.score_stream, [replace(request) for request in score_requests_of(items)])
 
@@ -156,23 +156,23 @@ class LLM:
     ) -> dict[str, list[Any]]:
         """Complete the prompts of a batch of a dataset: `ds.map(llm, batched=True)`.
 
-        The columns are read as those of a table that `detgen run` gets: `prompt`, `messages` or `prompt_token_ids`, and
-        parameters by their names. Parameters for all rows are given as `fn_kwargs={"max_tokens": 40}`. What datasets
-        keeps of the result is found again, since it is the same in every run.
+        The columns are those of a table for `detgen run`: `prompt`, `messages` or `prompt_token_ids`, and parameters by
+        name. Parameters for all rows are given as `fn_kwargs={"max_tokens": 40}`. The datasets library finds cached
+        results again, because they are the same in every run.
 
         Returns:
-            The columns `text`, `finish_reason`, `completion_tokens` and `error`, which is empty where all is well.
+            The columns `text`, `finish_reason`, `completion_tokens` and `error`, which is empty without an error.
 
         Raises:
-            PromptsError: there is no column of prompts, or the batch is a single row.
-            RequestError: a row asks for several samples, or a parameter is out of range.
+            PromptsError: if there is no column of prompts, or the batch is a single row.
+            RequestError: if a row asks for several samples, or a parameter is out of range.
         """
         rows = requests_of_batch(batch, (params or SamplingParams()).with_(**sampling))
         done = self._all(self._engine.stream, [row for row in rows if isinstance(row, Request)])
         return columns_of(rows, done)
 
     def profile(self) -> dict[str, Any]:
-        """All that an output depends on besides its request: model files by digest, number formats, arithmetic."""
+        """Return all that outputs depend on besides the request: model files by digest, number formats, arithmetic."""
         return self._engine.profile()
 
     def __repr__(self) -> str:
@@ -180,11 +180,11 @@ class LLM:
         return call("LLM", {"target": config.target, "draft": config.draft, "quant": config.target_quant})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To be built again, from the same files: datasets knows a function by this."""
+        """Pickle as a recipe to load the same files again; the datasets library identifies a function by its pickle."""
         return _again, (self._config, json.dumps(self.profile(), sort_keys=True))
 
     def _all(self, stream: Callable[[Iterable[Any]], Iterator[list[_Done]]], requests: list[Any]) -> Results[_Done]:
-        """What all of the requests give, in their order, while a person sees how far it is."""
+        """Return the results of all requests in order, showing progress meanwhile."""
         stats, time_left, started, done = self._engine.stats, TimeLeft(), time.monotonic(), list[_Done]()
         total, before = sum(request.samples for request in requests), stats.tokens
         for request in requests:
@@ -206,10 +206,10 @@ class LLM:
 
 
 def _again(config: EngineConfig, profile: str) -> LLM:
-    """The same model, in another process.
+    """Load the same model in another process.
 
     Raises:
-        EngineError: its files are not what they were.
+        EngineError: if its files have changed.
     """
     from detgen.errors import EngineError
 

@@ -1,4 +1,4 @@
-"""What a call gives: a list of completions or scores that a notebook shows, and that becomes a table."""
+"""The result of a call: a list of completions or scores that notebooks show and that converts to a table."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _LONGEST = 300  # characters of a cell there
 
 
 class Results(list[_Done]):
-    """Completions or scores, in the order of what was asked.
+    """Completions or scores, in the order of the prompts or items.
 
-    In a notebook it is shown as a table of its first rows. All of them are rows of `to_pandas` and `to_dataset`, with
-    the columns that `detgen export` writes.
+    A notebook shows the first rows as a table. `to_pandas` and `to_dataset` convert all of them, with the columns that
+    `detgen export` writes.
     """
 
     def __init__(self, done: Iterable[_Done], pieces: Pieces) -> None:
@@ -36,19 +36,19 @@ class Results(list[_Done]):
 
     @property
     def texts(self) -> list[str]:
-        """The texts of completions, in order; empty where there is an error."""
+        """The texts of the completions, in order; empty for an error."""
         done: list[Any] = self
         return [each.text for each in done if isinstance(each, Completion)]
 
     def to_dataset(self) -> datasets.Dataset:
-        """A row for each, as a dataset of the datasets library."""
+        """Return a dataset of the datasets library, with a row for each result."""
         import datasets
 
         columns = SCORE_COLUMNS if any(isinstance(each, Score) for each in self) else COLUMNS
         return datasets.Dataset.from_list(list(self._rows(columns)), features=features_of(columns))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each, as a data frame of pandas."""
+        """Return a data frame of pandas, with a row for each result."""
         return self.to_dataset().to_pandas()
 
     def _rows(self, columns: Mapping[str, str | list[str]]) -> Iterator[dict[str, Any]]:
@@ -68,7 +68,7 @@ class Results(list[_Done]):
 
 
 def _cells(done: Completion | Score) -> dict[str, Any]:
-    """A row in a notebook."""
+    """Return the cells of a result's row in a notebook."""
     request = done.request
     asked: Any = request.prompt if request.prompt is not None else request.messages or request.token_ids
     cells: dict[str, Any] = {"id": request.id, "sample": done.sample, "prompt": asked}

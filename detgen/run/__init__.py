@@ -1,6 +1,6 @@
 """One run: prompts through an engine into an output folder, resumable at any moment.
 
-Knows files and folders, and drives the engine through `EngineLike` only. Torch is not imported before a model has to be
+Knows files and folders, and drives the engine only through `EngineLike`. Torch is not imported before a model has to be
 loaded.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["EngineLike", "RunConfig", "RunError", "RunSummary", "ScoreConfig", "
 
 
 def __getattr__(name: str) -> Any:
-    """`run`, imported on first use: the help of the command line needs what is declared alone."""
+    """Import `run` on first use: the help of the command line needs only the declarations."""
     if name != "run":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from detgen.run.lifecycle import run

@@ -1,4 +1,4 @@
-"""What a run is given, and what it returns. Plain data."""
+"""The settings of a run and its summary. Plain data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the help of the command line needs the fields alone
 
 
 def _folder_or_auto(text: str) -> Path | str:
-    """A folder, or `auto`."""
+    """Parse a folder, or `auto`."""
     if not text:
         raise ValueError("'' is neither auto nor a folder")
     return text if text == "auto" else Path(text)
@@ -40,13 +40,13 @@ class RunConfig:
         overwrite: delete what an earlier run wrote to the folder.
         prompt_column: the key or column that holds the prompts, if it has another name than usual.
         seed_per_line: derive a seed for each prompt that sets none, from `params.seed` and its id.
-        echo: write the prompt beside each output.
+        echo: write the prompt with each output.
         show_thoughts: show how a thinking model read the first prompt.
-        acceptance_log: how the log of drafted and committed tokens is written: plain, compressed, or not at all.
-        output_format: openai also writes the results as the OpenAI batch API does, to `results.jsonl`.
-        cache: folder of a store that is also asked and filled; "auto" is the user's, None uses none.
+        acceptance_log: how to write the log of drafted and committed tokens: plain, compressed, or not at all.
+        output_format: openai also writes the results in the OpenAI batch API's format, to `results.jsonl`.
+        cache: folder of a store that is also read and filled; "auto" is the user's, None uses none.
         workers: how many processes generate, and where; None for this one.
-        piped: what is read where `prompts` is "-"; None for standard input.
+        piped: the stream to read if `prompts` is "-"; None for standard input.
     """
 
     PANEL: ClassVar = "Input and output"
@@ -102,12 +102,12 @@ class RunConfig:
     piped: BinaryIO | None = None
 
     def parameters(self) -> dict[str, Any]:
-        """Whatever decides the outputs beside the prompts and the model."""
+        """Return everything that decides the outputs besides the prompts and the model."""
         asked = {"limit": self.limit, "seed_per_line": self.seed_per_line, "echo": self.echo}
         return {**dict(self.params), **asked}
 
     def items(self, source: Prompts, say: Callable[[str], None], model: str) -> Iterator[Request | BadLine]:
-        """What there is to run, in input order, on this model; `say` is told what a person should hear of it."""
+        """Yield what to run on this model, in input order; `say` receives notices for the user."""
         return source.read(
             self.params, self.limit, echo=self.echo, seed_per_line=self.seed_per_line, say=say, model=model
         )
@@ -122,16 +122,16 @@ class ScoreConfig:
     """What to score.
 
     Attributes:
-        prompts: as those of a run; each has completions, or is a text to be scored as a whole.
+        prompts: as for a run; each has completions, or is a text to be scored as a whole.
         output: folder to write to; None is "<stem>-scores" in the current directory.
         engine: how to build the engine.
         limit: score only the first `limit` prompts; None scores all.
         overwrite: delete what an earlier run wrote to the folder.
         prompt_column: the key or column that holds the prompts or, where there are no completions, the texts, if it
             has another name than usual.
-        echo: write prompt and completion beside each score.
+        echo: write the prompt and the completion with each score.
         workers: how many processes score, and where; None for this one.
-        piped: what is read where `prompts` is "-"; None for standard input.
+        piped: the stream to read if `prompts` is "-"; None for standard input.
     """
 
     PANEL: ClassVar = "Input and output"
@@ -170,11 +170,11 @@ class ScoreConfig:
     piped: BinaryIO | None = None
 
     def parameters(self) -> dict[str, Any]:
-        """Whatever decides the scores beside the prompts and the model."""
+        """Return everything that decides the scores besides the prompts and the model."""
         return {"limit": self.limit, "echo": self.echo}
 
     def items(self, source: Prompts, say: Callable[[str], None], model: str) -> Iterator[Request | BadLine]:
-        """What there is to score, in input order, by this model; `say` is told what a person should hear of it."""
+        """Yield what to score with this model, in input order; `say` receives notices for the user."""
         from detgen.prompts import read_scores
 
         return read_scores(source, self.limit, echo=self.echo, say=say)
@@ -186,7 +186,7 @@ class ScoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtCounts:
-    """Counts of a thinking model's reading; see `EngineStats`."""
+    """Counts of how a thinking model read; see `EngineStats`."""
 
     thoughts: int
     chunks: int
@@ -199,16 +199,16 @@ class RunSummary:
     """How a run ended.
 
     Attributes:
-        written: what the folder holds.
-        fresh: the part of it that this process generated; all of it if the run was finished already.
+        written: counts of what the folder holds.
+        fresh: the part of it that this process generated; all of it if the run was already finished.
         resumed: samples that the folder had.
         reused: samples taken from the store of `cache`.
-        seconds: time this process spent generating.
+        seconds: time that this process spent generating.
         target_passes: canonical passes of this process.
         peak_memory: bytes.
         sha256: digest of `outputs.jsonl`; None if it is incomplete.
-        thoughts: what a thinking model thought in this process; None for other models.
-        chunks: the first prompt's first sample as such a model read it, if that was asked for.
+        thoughts: counts of a thinking model's thoughts in this process; None for other models.
+        chunks: the first prompt's first sample as such a model read it, if asked for.
         results: digest of `results.jsonl`; None if there is none.
     """
 

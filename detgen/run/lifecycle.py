@@ -1,4 +1,4 @@
-"""A run from its start to its end: check the input, the folder and what it holds; generate; conclude."""
+"""A run from start to end: check the input, the folder and its content; generate; conclude."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def run(
 ) -> RunSummary:
     """Run or score the prompts, or what is left of them, into the output folder.
 
-    While it generates, SIGINT, SIGTERM or SIGHUP ends it at the next step, with everything written that is finished; a
-    second one ends it at once. Either way the same call resumes it.
+    During generation, SIGINT, SIGTERM or SIGHUP ends the run at the next step, with everything finished written; a
+    second signal ends it at once. Either way, the same call resumes it.
 
     Raises:
-        RequestError: the form that texts must have by default cannot be.
-        RunError: an input that cannot be read, a folder that holds something else, a full disk.
-        EngineError: from building the engine.
-        KeyboardInterrupt: interrupted while nothing was being generated, or twice.
+        RequestError: if the default form of texts is invalid.
+        RunError: if the input cannot be read, the folder holds something else, or the disk is full.
+        EngineError: if the engine cannot be built.
+        KeyboardInterrupt: if interrupted while nothing was being generated, or twice.
     """
     if config.limit is not None and not 1 <= config.limit <= _MOST_PROMPTS:
         raise RunError(f"limit must be from 1 to {_MOST_PROMPTS}, got {config.limit}")
@@ -154,15 +154,15 @@ def run(
 
 
 def _check_kind(folder: OutputFolder, former: dict[str, Any], manifest: dict[str, Any]) -> None:
-    """Keep what another model, version, arithmetic or command made in a folder from being lost from view.
+    """Refuse a folder with a run of another model, version, arithmetic or command.
 
     Args:
         folder: the output folder.
         former: the manifest of the run that it holds.
-        manifest: this run's.
+        manifest: this run's manifest.
 
     Raises:
-        RunError: it is such a run.
+        RunError: if it holds such a run.
     """
     found = differences_in_kind(former, manifest)
     if why := other_arithmetic(former) or (found and f"differs from this one: {'; '.join(found)}"):
@@ -173,7 +173,7 @@ def _check_kind(folder: OutputFolder, former: dict[str, Any], manifest: dict[str
 
 
 def _tell_former(folder: OutputFolder, changed: list[str], own: FolderStore | None, observer: Observer) -> None:
-    """Say what becomes of the run that the folder holds."""
+    """Tell the user what happens to the run that the folder holds."""
     kept = own.kept if own is not None else 0
     samples = "1 finished sample" if kept == 1 else f"{kept:,} finished samples"
     if changed:
@@ -192,7 +192,7 @@ def _generate(
     samples: Samples,
     observer: Observer,
 ) -> RunSummary:
-    """Generate what no store has; again if the files are not what was written, which costs no token."""
+    """Generate what no store has. If files were changed meanwhile, write them again, which costs no token."""
     fresh, resumed, reused, seconds = None, 0, 0, 0.0
     pieces = pieces_of(config.engine.target, trusted=config.engine.trust_remote_code)
     for _ in range(_ATTEMPTS):
@@ -248,7 +248,7 @@ def _thought_counts(engine: EngineLike) -> ThoughtCounts | None:
 def _first_chunks(
     config: RunConfig | ScoreConfig, folder: OutputFolder, source: Prompts, engine: EngineLike
 ) -> tuple[Chunk, ...]:
-    """The first sample as the model read it; nothing if it was not asked for, or the sample is an error or missing."""
+    """Return the first sample as the model read it; empty if not asked for, or if the sample is an error or missing."""
     if not (isinstance(config, RunConfig) and config.show_thoughts):
         return ()
     with folder.directory.reader(OUTPUTS) as file:
@@ -261,14 +261,14 @@ def _first_chunks(
 
 
 def _load(config: RunConfig | ScoreConfig, observer: Observer) -> EngineLike:
-    """An engine in this process."""
+    """Load an engine in this process."""
     engine = load_engine(config.engine, observer)
     _name_unapplied(config, observer)
     return engine
 
 
 def _load_workers(config: RunConfig | ScoreConfig, observer: Observer, opened: ExitStack) -> EngineLike:
-    """An engine of workers, which end when `opened` does."""
+    """Start an engine of workers, which end when `opened` is closed."""
     from detgen.workers.team import open_workers
 
     assert config.workers is not None
@@ -281,7 +281,7 @@ def _load_workers(config: RunConfig | ScoreConfig, observer: Observer, opened: E
 
 
 def _name_unapplied(config: RunConfig | ScoreConfig, observer: Observer) -> None:
-    """Name what the folder of a run's target asks for and detgen does not do."""
+    """Name the settings in the target's folder that detgen does not apply."""
     target = config.engine.target
     if isinstance(config, RunConfig) and isinstance(target, str | Path):
         name, trusted = str(target), config.engine.trust_remote_code
@@ -292,7 +292,7 @@ def _name_unapplied(config: RunConfig | ScoreConfig, observer: Observer) -> None
 
 @contextmanager
 def _crashes_noted(folder: OutputFolder) -> Iterator[None]:
-    """Keep the traceback of an internal error in the folder; notes of the error say what is kept, and where."""
+    """Keep the traceback of an internal error in the folder; notes on the error say what is kept, and where."""
     try:
         yield
     except (EngineError, OutputError, PromptsError, RequestError, RunError):
@@ -343,7 +343,7 @@ def _workers(config: RunConfig | ScoreConfig) -> dict[str, int | None]:
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """As it will be read back from the manifest."""
+    """Return a value as it will be read back from the manifest."""
     plain: dict[str, Any] = json.loads(json.dumps(value, default=str))
     return plain
 

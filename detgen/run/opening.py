@@ -1,4 +1,4 @@
-"""Where a run begins: its output folder, locked, and its input, inspected."""
+"""The start of a run: locks its output folder and inspects its input."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from detgen.run.interface import RunConfig, ScoreConfig
 def opened_run(
     config: RunConfig | ScoreConfig, observer: Observer
 ) -> Iterator[tuple[OutputFolder, Prompts, Inspection]]:
-    """The output folder, locked, and the input, inspected.
+    """Lock the output folder and inspect the input.
 
     Raises:
-        RunError: something is wrong with them, also later in the block.
+        RunError: if something is wrong with either, also later in the block.
     """
     suffix = "out" if isinstance(config, RunConfig) else "scores"
     try:
@@ -45,7 +45,7 @@ def opened_run(
 
 
 def _receive(folder: OutputFolder, config: RunConfig | ScoreConfig) -> Prompts:
-    """What is piped in; if nothing is, what was piped into the run that is to be resumed."""
+    """Return the piped prompts; if there are none, those of the run to be resumed."""
     piped = config.piped
     if piped is None and sys.stdin is not None and not sys.stdin.isatty():
         piped = sys.stdin.buffer
@@ -57,7 +57,7 @@ def _receive(folder: OutputFolder, config: RunConfig | ScoreConfig) -> Prompts:
 
 
 def _check_json(source: Prompts) -> None:
-    """Refuse standard input that is plain text, before a model is loaded for it."""
+    """Refuse plain text on standard input before a model is loaded."""
     for _, item in source.items():
         with suppress(RequestError):
             if isinstance(source.decode(item), dict):

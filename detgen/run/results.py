@@ -1,4 +1,4 @@
-"""The results of a run in the form of the OpenAI batch API, where they are asked for."""
+"""Writes the results of a run in the format of the OpenAI batch API, if asked for."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def make_results(
     """Write `results.jsonl` of a run whose `outputs.jsonl` is complete.
 
     Args:
-        config: what was asked for.
-        folder: the run's.
+        config: the run's settings.
+        folder: the run's folder.
         source: the prompts.
-        manifest: the run's.
-        files: "sha256" and "bytes" by file, of `outputs.jsonl` at least.
+        manifest: the run's manifest.
+        files: "sha256" and "bytes" by file, at least for `outputs.jsonl`.
 
     Returns:
         "sha256" and "bytes".
 
     Raises:
-        OutputError: it cannot be written.
-        EngineError: the tokenizer is needed and cannot be loaded.
-        PromptsError: the prompts cannot be read, or changed.
+        OutputError: if it cannot be written.
+        EngineError: if the tokenizer is needed and cannot be loaded.
+        PromptsError: if the prompts cannot be read or have changed.
     """
     found = write_results(folder, manifest, files[OUTPUTS]["sha256"], items_of(manifest, source))
     source.check_unchanged()
@@ -40,16 +40,16 @@ def make_results(
 
 
 def are_wanted(config: RunConfig | ScoreConfig) -> TypeGuard[RunConfig]:
-    """Whether they are asked for; scores have none."""
+    """Return whether results are asked for; scores have none."""
     return isinstance(config, RunConfig) and config.output_format == "openai"
 
 
 def add_results(
     config: RunConfig | ScoreConfig, folder: OutputFolder, source: Prompts, manifest: dict[str, Any], observer: Observer
 ) -> None:
-    """Give a finished run its `results.jsonl` if it is asked for and not there as it was written.
+    """Write `results.jsonl` of a finished run if it is asked for and missing or changed.
 
-    Arguments and errors as `make_results`; the manifest is written, too.
+    Arguments and errors as for `make_results`; the manifest is written, too.
     """
     files = manifest["files"]
     if not are_wanted(config) or (RESULTS in files and folder.has_intact(RESULTS, files[RESULTS]["sha256"])):

@@ -1,7 +1,7 @@
-"""An engine that an earlier run has described to a store, and that is loaded only if it has to generate.
+"""An engine that an earlier run has described in a store, and that is loaded only if it has to generate.
 
-Only models that run whole are described: their profile names their files, the number format and the arithmetic, so
-that it is known what it would be without loading them.
+Only models that run whole are described: their profile names their files, the number format and the arithmetic, so it
+is known without loading them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WHOLE = {"target", "dtype", "kv_dtype", "arithmetic"}  # all that the profile o
 
 
 class Unloaded:
-    """An `EngineLike` by its description; `load` makes the engine."""
+    """An `EngineLike` made from a description; `load` makes the engine itself."""
 
     def __init__(self, described: dict[str, Any], load: Callable[[], EngineLike]) -> None:
         self._described = described
@@ -47,30 +47,30 @@ class Unloaded:
 
     @property
     def dated(self) -> bool:
-        """Whether the text of a chat has the day in it."""
+        """Whether the text of a chat contains the date."""
         return bool(self._described["dated"])
 
     def profile(self) -> dict[str, Any]:
-        """Everything that decides the bits of an output."""
+        """Return everything that decides the bits of an output."""
         return dict(self._described["profile"])
 
     def draft_profile(self) -> dict[str, Any] | None:
-        """The draft model; None without one."""
+        """Return the profile of the draft model; None without one."""
         draft: dict[str, Any] | None = self._described["draft"]
         return draft
 
     def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
-        """As `Engine.chunks`; loads the model."""
+        """See `Engine.chunks`; loads the model."""
         return self._loaded().chunks(request, tokens, thoughts)
 
     def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
-        """As `Engine.stream`; loads the model for the first request."""
+        """See `Engine.stream`; loads the model for the first request."""
         left = iter(requests)
         for first in left:
             yield from self._loaded().stream(chain([first], left))
 
     def score_stream(self, requests: Iterable[ScoreRequest]) -> Iterator[list[Score]]:
-        """As `Engine.score_stream`, likewise."""
+        """See `Engine.score_stream`; loads the model for the first request."""
         left = iter(requests)
         for first in left:
             yield from self._loaded().score_stream(chain([first], left))
@@ -84,10 +84,10 @@ class Unloaded:
 
 
 def describe(engine: EngineLike, stamp: str | None, own: FolderStore, shared: SharedStore | None) -> None:
-    """Describe an engine to the stores, under the stamp of its configuration, if its model runs whole.
+    """Describe an engine in the stores, under the stamp of its configuration, if its model runs whole.
 
     Raises:
-        OutputError: the folder's store cannot be written.
+        OutputError: if the folder's store cannot be written.
     """
     profile = engine.profile()
     if stamp is None or profile.keys() != _WHOLE:
@@ -111,20 +111,20 @@ def unloaded(
     observer: Observer,
     load: Callable[[], EngineLike],
 ) -> Unloaded | None:
-    """The engine of a run all of whose samples are there; None if they are not, or it is not known what the model is.
+    """Return an engine for a run whose samples all exist; None if some are missing or the model is not described.
 
     Args:
-        config: the run's.
+        config: the run's settings.
         source: the prompts.
-        manifest: the run's, without its profile.
+        manifest: the run's manifest, without the profile.
         own: the store of the folder, if it has one.
-        shared: that of `--cache`, if one is asked for.
-        observer: is told of it.
-        load: makes the engine; called if a sample is missing all the same.
+        shared: the store of `--cache`, if given.
+        observer: receives progress.
+        load: makes the engine; called if a sample turns out to be missing.
 
     Raises:
-        EngineError: there is no such device or model.
-        PromptsError: the prompts cannot be read.
+        EngineError: if there is no such device or model.
+        PromptsError: if the prompts cannot be read.
     """
     stamp = manifest["model_stamp"]
     stores = [store for store in (own, shared) if store is not None and stamp is not None]
@@ -148,7 +148,7 @@ def unloaded(
 
 
 def _is_the_same(config: EngineConfig, described: dict[str, Any], observer: Observer) -> bool:
-    """Whether the models are those that were described, by the bytes of their files, and would run as they did."""
+    """Return whether the models are the described ones, by the bytes of their files, and would run as they did."""
     from detgen.engine import Engine  # noqa: F401 (before its other modules: it holds Ctrl-C back)
     from detgen.models.adapter_files import check_adapter
     from detgen.models.loading import adapter_digest_of, digest_of, pick_device

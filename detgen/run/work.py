@@ -1,4 +1,4 @@
-"""The generating part of a run: feeds the engine, hands what finishes to the writer, stops when asked."""
+"""The generating part of a run: feeds the engine, passes results to the writer, stops when asked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Work:
         observer: Observer,
         prompts: int | None,
     ) -> None:
-        """Get ready; `prompts` is how many the input has, where it is known."""
+        """Prepare the work; `prompts` is the number of prompts in the input, if known."""
         self.seconds = 0.0
         self._engine = engine
         self._writer = writer
@@ -59,9 +59,9 @@ class Work:
         """Generate until everything is written (True) or a signal asks for a stop (False).
 
         Raises:
-            PromptsError: the rest of the input cannot be read.
-            OutputError: the output cannot be written.
-            KeyboardInterrupt: a second signal.
+            PromptsError: if the rest of the input cannot be read.
+            OutputError: if the output cannot be written.
+            KeyboardInterrupt: on a second signal.
         """
         with ending_signals(self._stop):
             while not self._exhausted and not self._stopped.is_set():
@@ -83,13 +83,13 @@ class Work:
         return self._exhausted and not self._writer.waiting
 
     def _placed(self, completion: Completion | Score) -> Completion | Score:
-        """The completion; an error with the place in the input before it, which the engine does not know."""
+        """Return the completion; prefix an error with its place in the input, which the engine does not know."""
         if completion.error is None:
             return completion
         return replace(completion, error=f"{self._name}:{completion.request.line}: {completion.error}")
 
     def _requests(self) -> Iterator[Request]:
-        """The requests that have to run; whatever else is read goes to the writer on the way."""
+        """Yield the requests that have to run; everything else goes to the writer."""
         while not self._writer.full and not self._stopped.is_set():
             item = next(self._items, None)
             if item is None:
@@ -104,7 +104,7 @@ class Work:
             self._report()
 
     def _rest(self, request: Request) -> Request | None:
-        """The request with those of its samples that no store has; None if they have all."""
+        """Return the request with the samples that no store has; None if there are none."""
         missing = self._writer.recall(request)
         if len(missing) == request.samples:
             return request
