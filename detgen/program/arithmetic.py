@@ -1,5 +1,6 @@
-"""Sums and functions of the arithmetic `detgen-2` in plain PyTorch: what each computes, and in which order, is what
-docs/numerics.md states. All tensors are float32 unless it is said.
+"""Sums and functions of the arithmetic `detgen-2` in plain PyTorch, in the order that docs/numerics.md states.
+
+All tensors are float32 unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ _SECTION = SECTION_PARTS * PART_INPUTS
 
 
 def number(x: float) -> torch.Tensor:
-    """A constant, rounded to float32 before anything is computed with it."""
+    """Return a constant rounded to float32 before it is used."""
     return torch.tensor(x, dtype=torch.float32)
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """a * b + c with one rounding, float32, by broadcasting.
+    """Return a * b + c with a single rounding, float32; arguments broadcast.
 
-    The product is exact in float64. To round the sum twice is as good as once, unless float64 has it halfway between
-    two float32 numbers. Then it is rounded to odd first (Boldo and Melquiond, Emulation of FMA and Correctly Rounded
-    Sums, 2008).
+    The product is exact in float64. Rounding the sum twice gives the same result as rounding it once, unless the
+    float64 sum lies halfway between two float32 numbers; it is then rounded to odd first (Boldo and Melquiond,
+    Emulation of FMA and Correctly Rounded Sums, 2008).
     """
     product, addend = a.double() * b.double(), c.double()
     total = product + addend
@@ -57,20 +58,20 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _by_parts(inputs: int, part: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
-    """The sum of the parts of so many inputs, from the first to the one behind the last, in sections."""
+    """Sum `part(first, end)` over the parts of the inputs, in sections."""
     parts = [part(first, min(first + PART_INPUTS, inputs)) for first in range(0, inputs, PART_INPUTS)]
     sections = [in_order(parts[first : first + SECTION_PARTS]) for first in range(0, len(parts), SECTION_PARTS)]
     return in_order(sections)
 
 
 def pair_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """As `linear`, of inputs that are rounded to bf16; of each pair the odd one comes first."""
+    """Like `linear`, with inputs rounded to bf16; the odd input of each pair comes first."""
     order = torch.arange(x.shape[-1]) ^ 1
     return linear(bf16(x)[..., order], weight[..., order, :])
 
 
 def core_linear(x: torch.Tensor, weight: torch.Tensor, rule: Rule) -> torch.Tensor:
-    """As `linear`, of inputs that are rounded to bf16; parts are added up as tensor cores do."""
+    """Like `linear`, with inputs rounded to bf16; parts are added up as tensor cores do."""
     x, none = bf16(x), torch.zeros(())
     return _by_parts(x.shape[-1], lambda i, end: added(x[..., i:end], weight[..., i:end, :], none, rule))
 
@@ -78,7 +79,7 @@ def core_linear(x: torch.Tensor, weight: torch.Tensor, rule: Rule) -> torch.Tens
 def whole_inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[..., inputs] -> whole numbers from -127 to 127, [..., groups, GROUP], and their scales, [..., groups]."""
     groups: torch.Tensor = x.unflatten(-1, (-1, GROUP))
-    most = groups.abs().amax(-1)  # NaN if one is none
+    most = groups.abs().amax(-1)  # NaN if any entry is
     small = most < LEAST
     whole = (groups * (number(127) / most)[..., None]).round()
     whole = whole.where((most < torch.inf)[..., None] & ~small[..., None], 0.0)
@@ -90,7 +91,7 @@ def whole_linear(
 ) -> torch.Tensor:
     """[..., inputs], whole numbers [..., inputs, outputs], scales and minima [..., n, outputs] -> [..., outputs].
 
-    The exact sums of groups, in sections; n is the number of groups, or twice that.
+    The sums of groups are exact and added up in sections; n is the number of groups, or twice that.
     """
     inputs, own = whole_inputs(x)
     groups, halves = own.shape[-1], scales.shape[-2] // own.shape[-1]
@@ -113,7 +114,7 @@ def whole_linear(
 
 
 def in_order(x: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of tensors, one after the other from the first."""
+    """Add up tensors in order, starting with the first."""
     out = x[0]
     for each in x[1:]:
         out = out + each
@@ -121,13 +122,13 @@ def in_order(x: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def lanes_of(x: torch.Tensor) -> torch.Tensor:
-    """[..., n] -> [..., whole vectors, LANES], zeros behind the last entry."""
+    """[..., n] -> [..., whole vectors, LANES], padded with zeros."""
     lanes: torch.Tensor = F.pad(x, (0, -x.shape[-1] % LANES)).unflatten(-1, (-1, LANES))
     return lanes
 
 
 def fold(lanes: torch.Tensor) -> torch.Tensor:
-    """The sum of sixteen lanes, [..., LANES] -> [...]: those eight apart, then four, two and one."""
+    """Sum sixteen lanes, [..., LANES] -> [...]: lanes eight apart are added first, then four, two and one."""
     step = LANES // 2
     while step:
         lanes = lanes[..., :step] + lanes[..., step : 2 * step]
@@ -136,7 +137,7 @@ def fold(lanes: torch.Tensor) -> torch.Tensor:
 
 
 def by_lanes(x: torch.Tensor) -> torch.Tensor:
-    """The sum of the last axis, [..., n] -> [...]: in sixteen lanes, folded."""
+    """Sum the last axis, [..., n] -> [...], in sixteen lanes, which are then folded."""
     lanes = x.new_zeros(*x.shape[:-1], LANES)
     for v in lanes_of(x).unbind(-2):
         lanes = lanes + v
@@ -144,23 +145,23 @@ def by_lanes(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_blocks(x: torch.Tensor, size: int, value: float = 0.0) -> torch.Tensor:
-    """[..., n] -> [..., blocks, size], a value behind the last entry."""
+    """[..., n] -> [..., blocks, size], padded with `value`."""
     blocks: torch.Tensor = F.pad(x, (0, -x.shape[-1] % size), value=value).unflatten(-1, (-1, size))
     return blocks
 
 
 def total(x: torch.Tensor) -> torch.Tensor:
-    """The sum of the last axis, [..., n] -> [...]: of each block in sixteen lanes, then of the blocks likewise."""
+    """Sum the last axis, [..., n] -> [...]: each block by lanes, then the sums of the blocks by lanes."""
     return by_lanes(by_lanes(in_blocks(x, SUM_BLOCK)))
 
 
 def _less_mean(x: torch.Tensor) -> torch.Tensor:
-    """Entries of the last axis less their mean."""
+    """Subtract the mean of the last axis."""
     return x - (total(x) / x.shape[-1])[..., None]
 
 
 def _mean_square(x: torch.Tensor) -> torch.Tensor:
-    """That of the last axis, [..., n] -> [...]; added up as in `total`."""
+    """Mean square of the last axis, [..., n] -> [...]; added up as in `total`."""
     blocks = lanes_of(in_blocks(x, SUM_BLOCK))  # [..., blocks, vectors, LANES]
     squares = x.new_zeros(*blocks.shape[:-2], LANES)
     for v in blocks.unbind(-2):
@@ -177,7 +178,7 @@ def norm(
     centred: bool,
     least: float = 0.0,
 ) -> torch.Tensor:
-    """A root-mean-square norm, or a layer norm if it is centred, of the last axis of [..., n]."""
+    """Root-mean-square norm, or layer norm if centred, over the last axis of [..., n]."""
     if centred:
         x = _less_mean(x)
     scale = 1 / root(_mean_square(x).clamp(min=number(least)) + number(epsilon))
@@ -188,7 +189,7 @@ def norm(
 
 
 def gaussian_top_k(x: torch.Tensor, deviations: float) -> torch.Tensor:
-    """Entries of the last axis less their mean and so many of their standard deviations, 0 at least."""
+    """max(0, x - mean - deviations * standard deviation) over the last axis."""
     x = _less_mean(x)
     return relu(x - (root(_mean_square(x)) * number(deviations))[..., None])
 
@@ -231,7 +232,7 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
-    """The logarithm of 1 + e^x, which is taken in float64."""
+    """log(1 + e^x); the logarithm is taken in float64."""
     found = 1 + exponential(-x.abs()).double()
     log = torch.from_numpy(fdlibm.logarithm(found.nan_to_num(1.0).numpy())).float()
     return x.clamp(min=0) + log
@@ -300,12 +301,12 @@ def relu(x: torch.Tensor) -> torch.Tensor:
 
 
 def root(x: torch.Tensor) -> torch.Tensor:
-    """The square root; torch's may be off in float32, and float64's rounds to the right one."""
+    """Square root, correctly rounded: torch's may be off in float32, so it is taken in float64."""
     return x.double().sqrt().float()
 
 
 def capped(x: torch.Tensor, softcap: float) -> torch.Tensor:
-    """softcap * tanh(x / softcap); a softcap of 0 is none."""
+    """softcap * tanh(x / softcap); a softcap of 0 means none."""
     return tangent(x / number(softcap)) * number(softcap) if softcap else x
 
 
@@ -316,22 +317,22 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def by_blocks(x: torch.Tensor) -> torch.Tensor:
-    """[..., n] -> [..., blocks, LOGIT_BLOCK], -inf behind the last entry."""
+    """[..., n] -> [..., blocks, LOGIT_BLOCK], padded with -inf."""
     return in_blocks(x, LOGIT_BLOCK, -torch.inf)
 
 
 def block_totals(blocks: torch.Tensor) -> torch.Tensor:
-    """Of each block the sum of e^(x - its largest entry), [..., blocks, LOGIT_BLOCK] -> [..., blocks]."""
+    """Sum e^(x - largest entry) in each block, [..., blocks, LOGIT_BLOCK] -> [..., blocks]."""
     tops = blocks.amax(-1, keepdim=True)
     return by_lanes(exponential(blocks - tops.where(tops > -torch.inf, 0.0)))
 
 
 def log_total(tops: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
-    """The logarithm of a row's sum of e^(x - its largest entry), [...].
+    """Logarithm of a row's sum of e^(x - largest entry), [...].
 
     Args:
         tops: [..., blocks], the largest entry of each block.
-        totals: likewise, its `block_totals`.
+        totals: [..., blocks], as `block_totals` gives them.
     """
     found = by_lanes(totals * exponential(tops - tops.amax(-1, keepdim=True)))
     sound = (found > 0) & (found < torch.inf)

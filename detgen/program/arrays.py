@@ -1,7 +1,7 @@
-"""Numbers in memory: numpy's arrays, which the compiled library reads, torch's tensors of the same memory, their bits.
+"""Numbers in memory: numpy arrays, which the compiled library reads, torch tensors that share the memory, and bits.
 
-What runs on a processor is made of arrays, so that it needs no torch, whose import takes longer than all else that a
-run begins with. Kernels in Triton, transformers' own forwards and the interpreter compute with tensors.
+Whatever runs on a CPU uses arrays, so that it does not need torch, whose import takes longer than the rest of a run's
+start. Kernels in Triton, transformers' own forwards and the interpreter compute with tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 
-Array: TypeAlias = Any  # one of numpy, or a tensor
+Array: TypeAlias = Any  # a numpy array or a tensor
 
 FLOAT32, FLOAT16 = np.dtype(np.float32), np.dtype(np.float16)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -28,9 +28,9 @@ _BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def array(x: Any) -> np.ndarray:
-    """The numbers of a tensor as an array, of the same memory if it is the processor's; an array itself.
+    """Return a tensor as an array, sharing its memory if it is on the CPU; return an array unchanged.
 
-    Of a tensor on torch's `meta` device, which has no numbers, there is a `placeholder`.
+    A tensor on torch's `meta` device, which has no numbers, becomes a `placeholder`.
     """
     if isinstance(x, np.ndarray):
         return x
@@ -44,14 +44,14 @@ def array(x: Any) -> np.ndarray:
 
 
 def import_torch() -> Any:
-    """Import torch, which is not to be interrupted; itself."""
+    """Import torch, holding back interrupts meanwhile, and return it."""
     with interrupted_later():
         import torch
     return torch
 
 
 def tensor(x: Any) -> torch.Tensor:
-    """An array as a tensor of the same memory; a tensor itself."""
+    """Return an array as a tensor that shares its memory; return a tensor unchanged."""
     import torch
 
     if isinstance(x, torch.Tensor):
@@ -60,7 +60,7 @@ def tensor(x: Any) -> torch.Tensor:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Torch's name for a number format."""
+    """Return torch's dtype for a number format."""
     import torch
 
     found: torch.dtype = getattr(torch, dtype.name)
@@ -68,24 +68,24 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def floats(x: np.ndarray) -> np.ndarray:
-    """The numbers in float32."""
+    """Return the array in float32, copied only if it must be converted."""
     return x.astype(np.float32, copy=False)
 
 
 def placeholder(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """An array that takes no memory, for what only has a shape and a number format."""
+    """Return an array that takes no memory: only its shape and number format mean anything."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def taken(x: np.ndarray, order: np.ndarray | slice) -> np.ndarray:
-    """Rows of an array in an order; of a placeholder, another one."""
+    """Return rows of an array in an order; for a placeholder, another placeholder."""
     if isinstance(order, np.ndarray) and x.size and not any(x.strides):
         return placeholder((len(order), *x.shape[1:]), x.dtype)
     return x[order]
 
 
 def each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A step, or what it has, with other arrays: what is made of each of them."""
+    """Return a step, or the value of one of its fields, with `change` applied to each array in it."""
     if is_array(value):
         return change(value)
     if not is_dataclass(value) or isinstance(value, type):
@@ -94,12 +94,12 @@ def each(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def beside(x: np.ndarray, other: Array) -> Array:
-    """An array where another one is: itself, or a tensor on the other's device."""
+    """Return an array where `other` is: unchanged for a numpy array, otherwise as a tensor on its device."""
     return x if isinstance(other, np.ndarray) else tensor(x).to(other.device)
 
 
 def stacked(rows: Sequence[Array]) -> Array:
-    """Rows that are all on one device, one below the other."""
+    """Stack rows that are all on one device."""
     if all(isinstance(row, np.ndarray) for row in rows):
         return np.stack([array(row) for row in rows])
     import torch
@@ -108,12 +108,12 @@ def stacked(rows: Sequence[Array]) -> Array:
 
 
 def bits(x: Array) -> np.ndarray:
-    """The memory as integers, so that -0.0 differs from 0.0 and a NaN equals itself."""
+    """Return the bits as integers, so that -0.0 differs from 0.0 and a NaN equals itself."""
     found = array(x)
     return np.ascontiguousarray(found).view(_BITS[found.itemsize]).reshape(found.shape)
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    """Whether two have the same shape, number format and bits."""
+    """Whether two arrays have the same shape, number format and bits."""
     mine, other = array(a), array(b)
     return mine.shape == other.shape and mine.dtype == other.dtype and np.array_equal(bits(mine), bits(other))

@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch: what is known of rows after some of their keys, and how it is put together."""
+"""Attention in plain PyTorch: partial results of rows over some of their keys, and how these are joined."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from detgen.program.steps import Attend
 
 
 class Attended(NamedTuple):
-    """What is known of rows after some of their keys.
+    """Partial results of rows over some of their keys.
 
     Attributes:
         most: [rows, heads], the largest score.
-        total: [rows, heads], of the weights.
-        results: [rows, heads, values], the weighted values, not yet divided.
+        total: [rows, heads], the sum of the weights.
+        results: [rows, heads, values], the sums of the weighted values, not yet divided by `total`.
     """
 
     most: Tensor
@@ -27,11 +27,11 @@ class Attended(NamedTuple):
 
     @classmethod
     def nothing(cls, *shape: int) -> Attended:
-        """What is known of no keys; the shape is that of the results."""
+        """Return the partial results over no keys; `shape` is that of the results."""
         return cls(torch.full(shape[:-1], -torch.inf), torch.zeros(shape[:-1]), torch.zeros(shape))
 
     def joined(self, behind: Attended) -> Attended:
-        """With what is known of keys behind these."""
+        """Join with the partial results over the keys that follow."""
         most = torch.where(behind.most > self.most, behind.most, self.most)
         a, b = (exponential(each.most - _finite(most)) for each in (self, behind))
         total = fma(behind.total, b, self.total * a)
@@ -43,15 +43,15 @@ def _finite(most: Tensor) -> Tensor:
 
 
 def of_block(step: Attend, keys: Tensor, values: Tensor, queries: Tensor, seen: Tensor, away: Tensor) -> Attended:
-    """What is known of queries after one block of keys.
+    """Return the partial results of queries over one block of keys.
 
     Args:
-        step: whose scale, softcap, slopes and sizes count.
+        step: gives scale, softcap, slopes and sizes.
         keys: [KV heads, entries, PAGE].
         values: [KV heads, PAGE, entries].
         queries: [rows, KV heads, group, entries].
-        seen: bool [rows, 1, 1, PAGE], which keys a row sees.
-        away: int64, likewise, positions of keys less that of the row.
+        seen: bool [rows, 1, 1, PAGE], the keys that a row sees.
+        away: int64 [rows, 1, 1, PAGE], the positions of the keys minus that of the row.
     """
     scores = torch.zeros(*queries.shape[:-1], PAGE)
     for d in range(step.cache.size):

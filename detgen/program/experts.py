@@ -1,4 +1,4 @@
-"""The steps of a mixture of experts: a row is routed to some of them, sorted to its experts, and combined again.
+"""The steps of a mixture of experts: rows are routed to some of them, sorted by expert, and combined again.
 
 setup.py reads this module: it imports neither torch nor numpy.
 """
@@ -26,21 +26,21 @@ from detgen.program.operands import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Route(Step):
-    """Which experts of a mixture a row takes: those with the largest scores.
+    """Choose the experts of each row: those with the largest scores.
 
     Attributes:
-        x: logits of the experts, which become scores, of `OVER_PICKS` not yet divided by their sum.
-        to: takes a row's routes, pairs of an expert's number and its weight, in order of the numbers.
-        normalized: whether the weights, which are the scores, are made to add up to 1.
-        scoring: what the scores are.
-        correction: [experts], is added to the scores to choose experts, but not to their weights; None for none.
-        groups: of experts that follow each other, only those in the best ones are taken; 1 for no groups.
-        best_groups: how many groups are the best ones.
-        of_group: how many of a group's largest scores are added up to compare it with others, 1 or 2.
-        factor: of the weights.
-        factors: [experts], of each expert's, after that; None for none.
-        added: to the sum of sigmoids that weights are divided by.
-        spread: of `SPARSE`, how far below the largest logit others count, as a share of that logit, or of their own
+        x: logits of the experts, which become scores; with `OVER_PICKS`, not yet divided by their sum.
+        to: takes a row's routes: pairs of expert number and weight, ordered by number.
+        normalized: whether the weights (the scores) are scaled to add up to 1.
+        scoring: how logits become scores.
+        correction: [experts], added to the scores when experts are chosen, but not to their weights; None for none.
+        groups: groups of consecutive experts; only experts in the best groups are taken. 1 for no groups.
+        best_groups: number of groups that experts are taken from.
+        of_group: how many of a group's largest scores are added up to rank it, 1 or 2.
+        factor: multiplies the weights.
+        factors: [experts], multiply the weights of each expert after that; None for none.
+        added: added to the sum of sigmoids that weights are divided by.
+        spread: for `SPARSE`, how far below the largest logit others count, as a share of that logit, or of their own
             magnitude where it is larger.
     """
 
@@ -77,11 +77,11 @@ class Route(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sort(Step):
-    """Lists the rows of each expert, for the steps behind it.
+    """List the rows of each expert, for the steps that follow.
 
     Attributes:
         routes: what `Route` wrote.
-        experts: how many there are.
+        experts: number of experts.
     """
 
     _written = "routes"
@@ -91,7 +91,7 @@ class Sort(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weigh(Step):
-    """A row for each of its routes, times the route's weight.
+    """Copy a row once for each of its routes, multiplied by the route's weight.
 
     Attributes:
         x: is read.
@@ -113,15 +113,15 @@ class ExpertLinear(Step):
 
     Attributes:
         x: rows of inputs, or of a segment of inputs for each of the row's routes.
-        routes: what was sorted.
+        routes: what `Sort` read.
         to: takes a segment of results for each route.
-        weight: of all experts, one behind the other.
-        activation: of the results, or of the gates.
-        gated: whether half of the columns, activated, are factors of the others.
+        weight: of all experts, one after another.
+        activation: applied to the results, or to the gates.
+        gated: whether half of the columns, once activated, multiply the others.
         limit: what gates are at most, and what they open in magnitude; 0 for none. Gates are then activated by
             gate * sigmoid(slope * gate), whatever the activation is, and `shift` is added to what they open.
-        slope: see there.
-        shift: see there.
+        slope: see `limit`.
+        shift: see `limit`.
     """
 
     x: Buffer
@@ -147,13 +147,13 @@ class ExpertLinear(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Combine(Step):
-    """The sum of what a row's experts gave, times their weights, in order of their numbers.
+    """Add up the results of a row's experts, times their weights, ordered by expert number.
 
     Attributes:
         x: a segment for each route.
         routes: with the weights.
         to: takes the sums.
-        weighed: whether the weights count, which they do not where the inputs had them.
+        weighed: whether to apply the weights; False where they were applied to the inputs.
     """
 
     x: Buffer

@@ -1,4 +1,4 @@
-"""The logarithm in float64, the same bits on every machine: made of additions, products and quotients.
+"""The logarithm in float64, with the same bits on every machine: it uses only additions, products and quotients.
 
 The algorithm and constants are those of fdlibm's e_log.c (Sun Microsystems, 1993), without its special cases; errors
 stay below one unit in the last place.

@@ -1,7 +1,7 @@
-"""A program in plain PyTorch: slow, and what the bits of every back end are compared with.
+"""Programs run in plain PyTorch: slow, but the reference that every back end is compared with bit by bit.
 
-One function for each kind of step, which says what docs/numerics.md says. A step sees the rows of a pass by the names
-of buffers; nothing here knows of threads, tiles or vectors.
+Each kind of step has one function, which does what docs/numerics.md says. A step sees the rows of a pass by the names
+of buffers; nothing here knows about threads, tiles or vectors.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Interpreter:
         program: the steps.
 
     Attributes:
-        program: the same.
+        program: as above.
     """
 
     def __init__(self, program: Program) -> None:
@@ -72,18 +72,18 @@ class Interpreter:
 
     @torch.no_grad()
     def run(self, rows: Rows, given: Mapping[Buffer, Array], take: Take | None = None) -> Tensor:
-        """Run a pass; keys and values go to the caches that the steps name.
+        """Run a pass; keys and values are written to the caches that the steps name.
 
         Args:
-            rows: those of the pass.
-            given: what is used as buffers, float32 [rows or n, width].
-            take: receives what each step wrote.
+            rows: the rows of the pass.
+            given: contents of buffers, float32 [rows or n, width].
+            take: called with what each step wrote.
 
         Returns:
             bool [rows], whether a key of the last layer is not finite.
 
         Raises:
-            TypeError: if a step is of a kind that is not known here.
+            TypeError: if a step is of an unknown kind.
         """
         buffers = {b: torch.zeros(len(rows.ids), b.width) for b in self.program.buffers}
         at = Pass(rows.to("cpu"), buffers | {b: tensor(x) for b, x in given.items()})
@@ -96,12 +96,12 @@ class Interpreter:
 
 
 class Pass:
-    """A pass while it runs; `at[buffer]` are the rows that the step at hand sees, as a view.
+    """A pass while it runs; `at[buffer]` is a view of the rows that the current step sees.
 
     Attributes:
         rows: those of the pass.
         buffers: [rows, width] each.
-        wanted: whether the step sees the wanted rows alone.
+        wanted: whether the step sees only the wanted rows.
         broken: bool [rows], whether a key of the last layer is not finite.
     """
 
@@ -113,7 +113,7 @@ class Pass:
         return self.buffers[buffer][: len(self.rows.wanted if self.wanted else self.rows.ids)]
 
     def put(self, to: Into, x: Tensor, column: int = 0) -> None:
-        """Store results, [rows, n], from a column on, or add them to what is there."""
+        """Store results, [rows, n], from a column on, or add them to the buffer."""
         there = self[to.buffer][:, column : column + x.shape[1]]
         if to.factor != 1:
             x = x * number(to.factor)
@@ -122,7 +122,7 @@ class Pass:
 
 @singledispatch
 def compute(step: Step, _: Pass) -> None:
-    """Write what a step makes of the rows of a pass."""
+    """Compute a step on the rows of a pass and write its results."""
     raise TypeError(f"step {step.name!r}: the interpreter knows no {type(step).__name__}")
 
 
@@ -159,7 +159,7 @@ def _embed_positions(step: steps.EmbedPositions, at: Pass) -> None:
 
 
 def sums(x: Tensor, weight: Weight, experts: Tensor | None = None) -> Tensor:
-    """[..., inputs] -> [..., columns], without the bias; of experts by their numbers, [...]."""
+    """[..., inputs] -> [..., columns], without the bias; for experts, those with the given numbers, [...]."""
     chosen = slice(None) if experts is None else experts
     if weight.storage.paired:
         found, rule = _columns(unpack(weight.storage, weight.data))[chosen], RULES.get(weight.storage)
@@ -184,7 +184,7 @@ def _with_bias(x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _results(step: steps.Linear | ExpertLinear, x: Tensor) -> Tensor:
-    """[..., columns] -> [..., outputs]; of a gated layer, the first half of each panel are gates of the other half."""
+    """[..., columns] -> [..., outputs]; in a gated layer, the first half of each panel gates the other half."""
     function = FUNCTIONS[step.activation]
     if step.gated:
         gates, opened = x.unflatten(-1, (-1, 2, PANEL // 2)).unbind(-2)
@@ -346,7 +346,7 @@ def _selective_scan(step: SelectiveScan, at: Pass) -> None:
 
 
 def _asked(state: Tensor, entries: Tensor) -> Tensor:
-    """A state, [heads, size, values], times a query or a key of each head, [heads, size, 1]: [heads, values]."""
+    """Multiply a state, [heads, size, values], by a query or key of each head, [heads, size, 1]: [heads, values]."""
     out = torch.zeros(state.shape[0], state.shape[2])
     for i in range(state.shape[1]):
         out = fma(state[:, i], entries[:, i], out)
@@ -360,14 +360,14 @@ def _states(
     strengths: Tensor,
     after: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """Of each row: its place, the state behind it, its queries and its values; states that are certain are kept.
+    """Yield each row's place, the state after it, its queries and its values; keep the states that are certain.
 
     Args:
         step: the step.
         at: the pass.
-        decays: [rows, heads], what is left of a state.
+        decays: [rows, heads], the share of a state that remains.
         strengths: [rows, heads].
-        after: what a state that has decayed becomes by keys, values and strengths of a row.
+        after: makes the next state from a decayed one and a row's keys, values and strengths.
     """
     keys, values = step.key_heads * step.size, step.heads * step.values
     queries, x = at[step.qkv].split([keys, keys + values], 1)
@@ -387,13 +387,13 @@ def _states(
 def _moved(
     step: Recurrence | SelectiveScan, at: Pass, inputs: Tensor, moved: Callable[[Tensor, Tensor], Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Of each row: its place and the state behind it; states that are certain are kept.
+    """Yield each row's place and the state after it; keep the states that are certain.
 
     Args:
         step: the step.
         at: the pass.
         inputs: what is kept of each row, [rows, width].
-        moved: what a state becomes by a row of them.
+        moved: makes the next state from a state and a row of the inputs.
     """
     for slot, first, start, tokens, base, certain in _spans(at):
         state = step.state[slot].clone() if base else torch.zeros_like(step.state[slot])
@@ -459,7 +459,7 @@ def _route(step: Route, at: Pass) -> None:
 
 
 def _sparse(x: Tensor, picks: int, spread: Tensor) -> Tensor:
-    """The score of each of so many largest logits, in the softmax of those close below it; others stay logits."""
+    """Score each of the largest logits by the softmax over those close below it; the others stay logits."""
     taken = _largest(x.where(x == x, -torch.inf), picks)
     scores, out = x.clone(), torch.zeros(x.shape, dtype=torch.bool)
     for pick in taken.unbind(-1):
@@ -474,13 +474,13 @@ def _sparse(x: Tensor, picks: int, spread: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor, count: int) -> Tensor:
-    """The places of the largest entries of each row; of ties, the first ones."""
+    """Places of the largest entries of each row; ties go to the first ones."""
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 @compute.register
 def _sort(_step: Sort, _at: Pass) -> None:
-    """Rows are looked up by their routes here."""
+    """Do nothing: rows are looked up by their routes here."""
 
 
 @compute.register

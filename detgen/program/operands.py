@@ -1,7 +1,7 @@
-"""What steps are made of: buffers, weights, caches, and what all steps have.
+"""What steps are made of: buffers, weights and caches, and the base class of all steps.
 
-Fields are of these types, of the arrays that are told apart here, or plain numbers. What does not fit together is said
-when a step is added to a program. setup.py reads this module: it imports neither torch nor numpy.
+Fields have these types, or are arrays or plain numbers. Whether they fit together is checked when a step is added to
+a program. setup.py reads this module: it imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ARRAYS = ("Floats", "Entries", "Stored")
 
 
 def address(x: Any) -> int:
-    """Where the first number of an array, or of a tensor, lies in memory."""
+    """Return the address of the first number of an array or tensor."""
     try:
         return addressof(c_char.from_buffer(x))  # in a quarter of the time that `x.ctypes.data` takes
     except (TypeError, ValueError):  # a tensor; an array that is read-only, empty, not contiguous or in bfloat16
@@ -51,17 +51,17 @@ def address(x: Any) -> int:
 
 
 def name_of(dtype: Any) -> str:
-    """The name of a number format of numpy or torch."""
+    """Return the name of a numpy or torch dtype."""
     return str(dtype).removeprefix("torch.")
 
 
 def is_contiguous(x: Any) -> bool:
-    """Whether the numbers of an array, or of a tensor, stand one behind the other."""
+    """Whether an array or tensor is contiguous."""
     return bool(x.flags.c_contiguous if hasattr(x, "flags") else x.is_contiguous())
 
 
 class Activation(IntEnum):
-    """Functions of an entry; a linear layer has those up to `RELU_SQUARED`."""
+    """Functions of an entry; linear layers apply only those up to `RELU_SQUARED`."""
 
     NONE = 0
     SILU = 1
@@ -76,11 +76,11 @@ class Activation(IntEnum):
 
 
 class Scoring(IntEnum):
-    """What logits of experts become: their softmax over all experts or over those that a row takes, or sigmoids.
+    """How logits of experts become scores: by softmax over all experts or over those that a row takes, or by sigmoids.
 
     `SPARSE` (SparseMixer, Liu et al., arXiv 2409.12136) takes the softmax of each expert that a row takes over those
-    that are close below it, without those taken before. Experts are ranked by what their logits become, but for those
-    `OVER_PICKS`, `SIGMOIDS_OF_PICKS` and `SPARSE`: by the logits.
+    that are close below it, without those taken before. Experts are ranked by their scores, but with `OVER_PICKS`,
+    `SIGMOIDS_OF_PICKS` and `SPARSE` by their logits.
     """
 
     OVER_ALL = 0
@@ -92,7 +92,7 @@ class Scoring(IntEnum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """Rows of `width` numbers. Those of other widths are other buffers, whatever their name is."""
+    """Rows of `width` numbers. Buffers of the same name but different widths are different buffers."""
 
     name: str
     width: int
@@ -103,7 +103,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Into:
-    """Where results go: `buffer` takes results * factor, or adds them to what is there."""
+    """Where results go: `buffer` takes results * factor, or has them added."""
 
     buffer: Buffer
     add: bool = False
@@ -112,14 +112,14 @@ class Into:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scales:
-    """What whole numbers are multiplied by: of each output, and each group of inputs.
+    """Scales of whole numbers, one for each output and each group of inputs.
 
     Attributes:
         steps: [outputs, groups], or [panels, groups, PANEL]. In float32, float16 or bfloat16 they are the scales; in
-            int8, those divided by their units.
-        units: float16, like it, for each UNIT inputs; None for none.
-        minima: like `steps`, what is added to the products; None for none, and numbers are signed then.
-        minimum_units: of the minima.
+            int8, the scales divided by their units.
+        units: float16, laid out like `steps`, one for each UNIT inputs; None for none.
+        minima: like `steps`, added to the products; None for none, in which case numbers are signed.
+        minimum_units: units of the minima.
         storage: number format of steps and minima: FLOAT, HALF, BFLOAT or BYTE.
         group: inputs that share a scale, GROUP or half as many.
     """
@@ -133,7 +133,7 @@ class Scales:
 
     @property
     def kind(self) -> tuple[Storage, int, bool]:
-        """What scales have in common that one weight has."""
+        """Return what all scales of one weight must have in common."""
         return self.storage, self.group, self.minima is not None
 
     def each(self, made: Callable[..., Array], *others: Scales) -> Scales:
@@ -145,17 +145,17 @@ class Scales:
 
     @property
     def nbytes(self) -> int:
-        """What they take."""
+        """Bytes of all arrays."""
         arrays = (self.steps, self.units, self.minima, self.minimum_units)
         return sum(array.nbytes for array in arrays if array is not None)
 
     def floats(self, dim: int = -1) -> tuple[Array, Array | None]:
-        """float32, scales and minima, if there are any; groups are counted by dimension `dim`."""
+        """Return scales and minima (if any) in float32; dimension `dim` counts the groups."""
         minima = None if self.minima is None else _times(self.minima, self.minimum_units, dim)
         return _times(self.steps, self.units, dim), minima
 
     def faults(self, storage: Storage, panels: tuple[int, ...], inputs: int) -> Iterator[str]:
-        """What does not fit, of weights in a number format."""
+        """Return what does not fit weights in a number format."""
         if self.storage not in _SCALES:
             yield f"scales in {self.storage.name}"
             return
@@ -190,17 +190,17 @@ def _floats(x: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
-    """The weight of a linear layer, cut into panels of PANEL columns, zeros behind the last one.
+    """The weight of a linear layer, cut into panels of PANEL columns, padded with zeros.
 
     Attributes:
-        data: [panels, inputs, PANEL], as `FORMATS` stores them; of 4 bits, [panels, inputs, PANEL / 2]. Where inputs
-            stand together, [panels, inputs / together, together * as many]. Of experts, one behind the other.
+        data: [panels, inputs, PANEL], as `FORMATS` stores them; in 4 bits, [panels, inputs, PANEL / 2]. Where inputs
+            stand together, [panels, inputs / together, together * as many]. Experts come one after another.
         scales: of weights in few bits.
         codes: [16], of CODE.
         bias: [columns], of experts [experts, columns]; None for none.
         outputs: entries of a row of results.
-        columns: those of all panels. Of a gated layer, the first half of each panel are gates of the other half.
-        inputs: entries of a row that is read.
+        columns: of all panels. In a gated layer, the first half of each panel holds gates for the other half.
+        inputs: entries of a row of inputs.
         storage: number format.
     """
 
@@ -215,11 +215,11 @@ class Weight:
 
     @property
     def least(self) -> int:
-        """The smallest whole number that there may be."""
+        """Smallest whole number allowed."""
         return FORMATS[self.storage].least if self.scales is None or self.scales.minima is None else 0
 
     def faults(self, *experts: int, gated: bool = False) -> Iterator[str]:
-        """What does not fit, of a layer or of so many experts."""
+        """Return what does not fit a layer, or that many experts."""
         panels = -(-self.outputs // (PANEL // 2 if gated else PANEL))
         if self.columns != panels * PANEL:
             yield f"{self.outputs} outputs, gated: {gated}, take {panels * PANEL} columns, not {self.columns}"
@@ -262,7 +262,7 @@ class Cache:
     storage: Storage = Storage.FLOAT
 
     def faults(self, qkv: Buffer) -> Iterator[str]:
-        """What does not fit, with a buffer of queries, keys and values, or of queries alone."""
+        """Return what does not fit a buffer of queries, keys and values, or of queries alone."""
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             yield f"{self.heads} query heads cannot share {self.kv_heads} key heads"
         if qkv.width != self.heads * self.size:
@@ -280,8 +280,8 @@ class Step:
     """A step.
 
     Attributes:
-        name: for those who look into passes.
-        wanted: whether the rows are those of which logits are wanted, instead of all rows of the pass.
+        name: shown to observers of passes.
+        wanted: whether the step computes only the rows whose logits are wanted, instead of all rows of the pass.
     """
 
     name: str
@@ -290,7 +290,7 @@ class Step:
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
-        """The buffers that are read, but for what results are added to."""
+        """Buffers that are read, except one that results are added to."""
         found = ((f.name, getattr(self, f.name)) for f in fields(self))
         return tuple(value for name, value in found if isinstance(value, Buffer) and name != "to")
 
@@ -302,11 +302,11 @@ class Step:
 
     @property
     def columns(self) -> tuple[int, int]:
-        """The first entry of a row that is written, and the first one behind."""
+        """Range of entries of a row that are written: the first, and the one after the last."""
         return 0, self.writes.width
 
     def faults(self) -> Iterator[str]:
-        """What does not fit together: types of fields, widths, shapes, number formats."""
+        """Return what does not fit together: types of fields, widths, shapes, number formats."""
         yield from ill_typed(self)
         yield from self._faults()
 
@@ -316,13 +316,13 @@ class Step:
 
 @cache
 def declared(kind: Any) -> dict[str, tuple[str, bool]]:
-    """The types of the fields of a step, or of what it has, as they are written, by name; whether None may be."""
+    """Return the declared types of the fields of a step or operand, by name, and whether each may be None."""
     types = {f.name: str(f.type) for f in fields(kind)}
     return {name: (text.removesuffix(" | None"), text.endswith(" | None")) for name, text in types.items()}
 
 
 def ill_typed(value: Step | Into | Weight | Scales | Cache, of: str = "") -> Iterator[str]:
-    """The fields of a step, or of what it has, whose values are not of the types that are declared."""
+    """Return the fields of a step or operand whose values are not of their declared types."""
     whose: Any = type(value)
     for name, (kind, optional) in declared(whose).items():
         found = getattr(value, name)
@@ -341,7 +341,7 @@ def ill_typed(value: Step | Into | Weight | Scales | Cache, of: str = "") -> Ite
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array, or a tensor."""
+    """Whether a value is an array or a tensor."""
     return hasattr(value, "data_ptr") or hasattr(value, "ctypes")
 
 
@@ -357,14 +357,14 @@ def _stored(data: Array, storage: Storage, shape: tuple[int | None, ...]) -> Ite
 
 
 def tabled(table: Array, storage: Storage, width: int) -> Iterator[str]:
-    """What does not fit of a table with entries of a width."""
+    """Return what is wrong with a table whose entries should have a width."""
     if storage > Storage.HALF:
         yield f"tables are not in {storage.name}"
     yield from _stored(table, storage, (None, width))
 
 
 def shaped(name: str, array: Array | None, shape: tuple[int | None, ...] | None) -> Iterator[str]:
-    """What does not fit of float32 numbers of a shape, in which None is any number; of no shape, that there are any."""
+    """Return what is wrong with float32 numbers of a shape (None fits any size); without a shape, their presence."""
     if array is None:
         return
     if shape is None:

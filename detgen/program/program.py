@@ -12,18 +12,18 @@ from detgen.program.steps import Take
 
 
 class StepError(ValueError):
-    """A step that does not fit into its program."""
+    """A step does not fit into its program."""
 
 
 class Program:
-    """The steps of a pass, in their order; they keep the arrays that they name.
+    """The steps of a pass, in order; they keep the arrays that they name alive.
 
     Args:
         given: buffers that hold something before the first step.
 
     Attributes:
         buffers: the number of each buffer.
-        steps: what was added.
+        steps: the steps added so far.
     """
 
     def __init__(self, *given: Buffer) -> None:
@@ -39,7 +39,7 @@ class Program:
         """Append a step.
 
         Raises:
-            StepError: if it does not fit, by its name and with what is wrong.
+            StepError: if it does not fit; names the step and what is wrong.
         """
         for fault in self._faults(step):
             raise StepError(f"step {step.name!r} ({type(step).__name__}): {fault}")
@@ -72,7 +72,7 @@ class Program:
                 yield f"weights of {step.weight.data.shape[0]} experts, not {found.experts}"
 
     def _unread(self, buffer: Buffer, wanted: bool) -> Iterator[str]:
-        """Why a step cannot read such rows of a buffer."""
+        """Return why a step cannot read such rows of a buffer."""
         if buffer not in self._wanted:
             yield f"reads {buffer}, which no step has written"
         elif self._wanted[buffer] != wanted:
@@ -81,14 +81,14 @@ class Program:
             yield f"reads {buffer}, of which only {self._filled[buffer]} entries of a row are written"
 
     def __str__(self) -> str:
-        """A line for each step: its name, its kind, what it reads and writes, and what else it has."""
+        """One line for each step: its name, its kind, what it reads and writes, and its other fields."""
         rows = [(s.name, type(s).__name__, _flow(s), _rest(s)) for s in self.steps]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
         return "\n".join("  ".join((*map(str.ljust, row[:3], widths), row[3])).rstrip() for row in rows)
 
 
 def _adds(step: Step) -> bool:
-    """Whether results are added to what is there."""
+    """Whether results are added to a buffer."""
     to = getattr(step, "to", None)
     return isinstance(to, Into) and to.add
 
@@ -99,7 +99,7 @@ def _flow(step: Step) -> str:
 
 
 def _rest(step: Step) -> str:
-    """The fields that are no buffers, unless they have their defaults."""
+    """Fields other than buffers that differ from their defaults."""
     found = []
     for f in fields(step):
         value = getattr(step, f.name)

@@ -1,4 +1,4 @@
-"""What a program is run on: the rows of a pass."""
+"""The rows of a pass, on which a program runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
         ids: int64 [rows], token ids; -1 for zeros, NOT_A_NUMBER for NaN.
         positions: int64 [rows], in their sequences.
         places: int64 [rows], where their KV entries are stored.
-        wanted: int64 [n], rows of which logits are wanted.
+        wanted: int64 [n], rows whose logits are wanted.
         tables: int64 [slots, blocks], the page of each block of positions of a slot.
         pieces: int64 [pieces, 4]: consecutive tokens of a slot, the position of the first, how many, its row.
         spans: int64 [spans, 6], where layers keep states: all rows of a slot, which follow each other, as the slot,
@@ -40,6 +40,6 @@ class Rows(NamedTuple):
     spans: Array | None = None
 
     def to(self, device: torch.device | str) -> Rows:
-        """The same as tensors on a device."""
+        """Return the rows as tensors on a device."""
         there = {name: tensor(x).to(device) for name, x in self._asdict().items() if x is not None}
         return Rows(**there)

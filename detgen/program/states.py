@@ -1,9 +1,9 @@
 """The steps of layers that keep a state of each sequence: a short convolution, a delta rule, state spaces.
 
-A state that is kept belongs to a position: it is what the tokens before that position make of it. The rows of a pass
-are computed from it, and only those that are certain move it on. Of the others, what they would add is kept, in a ring
-of positions, for the pass that knows which of them were right. So rolling back copies nothing: the next pass begins at
-another position. `Rows.spans` says what a pass is told of each sequence.
+A stored state belongs to a position: it is what the tokens before that position leave. The rows of a pass are computed
+from it, and only certain rows advance it. What the others would add is kept in a ring of positions, for the pass that
+knows which of them were right. So rolling back copies nothing: the next pass begins at another position. `Rows.spans`
+says what a pass is told about each sequence.
 
 setup.py reads this module: it imports neither torch nor numpy.
 """
@@ -19,15 +19,15 @@ from detgen.program.operands import Activation, Buffer, Entries, Floats, Step, o
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Convolve(Step):
-    """A convolution of each channel over a row and those before it in its sequence.
+    """A convolution of each channel over a row and the rows before it in its sequence.
 
     Attributes:
         x: is read.
         to: takes the results; another buffer.
-        weight: [taps, channels], that of the row itself last.
+        weight: [taps, channels]; the tap for the row itself comes last.
         bias: [channels]; None for none.
         activation: of the results.
-        taps: rows that a result is made of, at least 1.
+        taps: number of rows that enter a result, at least 1.
         ring: positions of a sequence that are kept, at least `taps` and the rows of a span that are not certain.
         kept: [slots, ring, channels], rows of x by position modulo `ring`.
     """
@@ -55,16 +55,16 @@ class Convolve(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recurrence(Step):
-    """What a delta rule and a state space have in common: states of keys by values, which rows move on in their order.
+    """What a delta rule and a state space share: states of keys by values, which rows advance in order.
 
     Attributes:
-        qkv: queries and keys, [key_heads, size] each, and values, [heads, values], one behind the other.
+        qkv: queries and keys, [key_heads, size] each, and values, [heads, values], one after the other.
         decay: [heads]; softplus(decay + bias) is a row's step; times rates, the logarithm of what is left of a state.
         to: takes the results, [heads, values] of a row.
         rates: [heads], not above 0.
         bias: [heads].
-        heads: states of a layer; as many that follow each other share a key.
-        key_heads: queries and keys.
+        heads: number of states of a layer; consecutive ones share a key.
+        key_heads: number of queries and of keys.
         size: entries of a key.
         values: entries of a value.
         ring: positions of a sequence whose inputs are kept: at least those from its state to the last row of a span
@@ -120,9 +120,9 @@ class StateSpace(Recurrence):
     """The state space of Mamba-2 (Dao and Gu, arXiv 2405.21060), one row after the other; its strengths are its steps.
 
     Attributes:
-        skip: [heads], by which values are multiplied and added to the results.
-        least: of a step.
-        most: of a step; inf for any.
+        skip: [heads]; values times it are added to the results.
+        least: lower bound of a step.
+        most: upper bound of a step; inf for none.
     """
 
     skip: Floats
@@ -142,11 +142,11 @@ class SelectiveScan(Step):
         x: values, [values].
         times: [values]; softplus(times + bias) is a row's step of each value; times rates, the logarithms of what is
             left of the entries behind it.
-        kq: keys and queries, [size] each, one behind the other.
+        kq: keys and queries, [size] each, one after the other.
         to: takes the results, [values] of a row.
         rates: [size, values], not above 0.
         bias: [values].
-        skip: [values], by which values are multiplied and added to the results.
+        skip: [values]; values times it are added to the results.
         size: entries of a key.
         values: entries of a value.
         ring: see `Recurrence`.
@@ -182,10 +182,10 @@ class SelectiveScan(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Watch(Step):
-    """Notes rows that are not finite, where the last layer has no keys by which they are known.
+    """Note rows that are not finite, where the last layer has no keys that would show it.
 
     Attributes:
-        x: is read, and left as it is.
+        x: is read, not changed.
     """
 
     _written = "x"

@@ -1,9 +1,9 @@
-"""The steps of a pass: the one declaration of what each kind of step has, but for those of experts and of states.
+"""The steps of a pass: the only declaration of their fields (experts and states have modules of their own).
 
-The structures that C takes are made of these classes (`detgen/kernels/c/layout.py`), so a field is added here and
-nowhere else. setup.py reads this module: it imports neither torch nor numpy.
+The structures of the C code are generated from these classes (`detgen/kernels/c/layout.py`), so a field is added only
+here. setup.py reads this module: it imports neither torch nor numpy.
 
-A step makes rows of one buffer from rows of others. All numbers in buffers are float32.
+A step computes rows of one buffer from rows of others. All numbers in buffers are float32.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from detgen.program.storage import Storage
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Embed(Step):
-    """The entry of a table for each token; zeros for token -1, NaN for those below.
+    """Look up each token in a table; zeros for token -1, NaN for lower ones.
 
     Attributes:
         table: [tokens, width].
         storage: its number format.
         to: takes them.
-        known: tokens from this one on have the entry of token 0; 0 for none.
+        known: tokens from this one on get the entry of token 0; 0 for none.
     """
 
     table: Stored
@@ -58,10 +58,10 @@ class Embed(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmbedColumn(Step):
-    """The column of a linear layer's weight for each token, in floats or whole numbers; otherwise as `Embed`.
+    """Look up each token among the columns of a linear layer's weight, floats or whole numbers; otherwise as `Embed`.
 
     Attributes:
-        weight: a column of which, the output for a token, is the token's entry.
+        weight: its column for a token's output is the token's entry.
         to: takes them.
     """
 
@@ -77,12 +77,12 @@ class EmbedColumn(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmbedPositions(Step):
-    """The entry of a table for each position.
+    """Look up each position in a table.
 
     Attributes:
         table: [positions, width].
         storage: its number format.
-        offset: is added to a position to find it there.
+        offset: added to a position to find its entry.
         to: takes them.
     """
 
@@ -97,7 +97,7 @@ class EmbedPositions(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Norm(Step):
-    """A root-mean-square norm, or a layer norm, of vectors that follow each other in a row.
+    """A root-mean-square norm or layer norm of consecutive vectors in a row.
 
     Attributes:
         x: is read.
@@ -106,11 +106,11 @@ class Norm(Step):
         vectors: how many there are.
         size: entries of a vector.
         weight: [size], or [vectors, size] if each has its own; None for none.
-        bias: like it; only with a weight.
+        bias: shaped like `weight`; only with a weight.
         own: whether each vector has its own weight.
-        epsilon: is added to the mean square.
+        epsilon: added to the mean square.
         centred: whether it is a layer norm.
-        least: the mean square counts as this at least.
+        least: lower bound of the mean square.
     """
 
     x: Buffer
@@ -145,9 +145,9 @@ class Linear(Step):
         x: is read.
         to: takes the results; with a softcap they are not added.
         weight: of the layer.
-        activation: of the results, or of the gates.
+        activation: applied to the results, or to the gates.
         at: where in a row of `to` the results begin; steps in order of their places fill a row together.
-        gated: whether half of the columns, activated, are factors of the others.
+        gated: whether half of the columns, once activated, multiply the others.
         softcap: results become softcap * tanh(result / softcap); 0 for none.
     """
 
@@ -177,7 +177,7 @@ class Linear(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredLinear(Step):
-    """A linear layer of whose results, logits, only what `Score` reads is stored.
+    """A linear layer that gives logits, of which it stores only what `Score` reads.
 
     Attributes:
         x: is read.
@@ -219,17 +219,17 @@ class Score(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rotate(Step):
-    """Rotates queries and keys in place, and stores keys and values, bounded.
+    """Rotate queries and keys in place, and store keys and values, bounded.
 
     Attributes:
-        qkv: queries, keys and values of a row, one behind the other; or queries alone, whose keys and values an earlier
-            layer has stored.
+        qkv: queries, keys and values of a row, one after the other; or queries alone, if an earlier layer has stored
+            their keys and values.
         cache: where keys and values are stored.
         turned: entries of a head that are rotated; 0 for none.
         interleaved: whether entries 2 i and 2 i + 1 are rotated together, instead of i and turned / 2 + i.
         cosines: [positions, turned / 2].
-        sines: likewise.
-        factors: [positions], of queries, once they are rotated; None for none.
+        sines: [positions, turned / 2].
+        factors: [positions], multiply queries once they are rotated; None for none.
         last: whether rows whose keys are not finite are noted; not with queries alone.
     """
 
@@ -262,11 +262,11 @@ class Attend(Step):
         qkv: what `Rotate` left.
         cache: where it stored keys and values.
         to: takes the results, [heads, values] of a row.
-        scale: of the scores.
-        window: positions that a row sees, its own included; 0 for all.
-        chunk: positions of a chunk, before whose first a row sees nothing; 0 for no chunks.
+        scale: factor of the scores.
+        window: number of positions that a row sees, its own included; 0 for all.
+        chunk: number of positions in a chunk; a row sees nothing before its own chunk. 0 for no chunks.
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
-        slopes: [heads], of each, what is taken off a score for each position between key and row; None for none.
+        slopes: [heads], subtracted from a score for each position between key and row; None for none.
         sinks: [heads], a score of each that takes its share of the softmax and has no value; None for none.
     """
 
@@ -289,7 +289,7 @@ class Attend(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Copy(Step):
-    """Rows as they are, a part of them, or a part of others.
+    """Copy rows whole, from a part of wider rows, or into a part of wider rows.
 
     Attributes:
         x: is read.
@@ -297,7 +297,7 @@ class Copy(Step):
         at: where the narrower of both begins in rows of the wider one; steps in order of their places fill a row
             together.
         factors: of each entry; None for none.
-        bound: then entries are clamped to [-bound, bound]; 0 for none.
+        bound: entries are then clamped to [-bound, bound]; 0 for none.
     """
 
     x: Buffer
@@ -316,7 +316,7 @@ class Copy(Step):
 
     @property
     def size(self) -> int:
-        """Entries that are copied."""
+        """Number of entries that are copied."""
         return min(self.x.width, self.to.buffer.width)
 
     @property
@@ -328,11 +328,11 @@ class Copy(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Take(Step):
-    """The wanted rows out of all.
+    """Copy the wanted rows out of all rows.
 
     Attributes:
         x: has all rows.
-        to: takes those.
+        to: takes the wanted rows.
     """
 
     x: Buffer
@@ -345,14 +345,14 @@ class Take(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gate(Step):
-    """Entries of rows times a function of gates of their own.
+    """Multiply entries of rows by a function of their gates.
 
     Attributes:
         x: is read.
-        at: its first entry that is.
-        gates: as many as divide the entries: each is for the same number of entries that follow each other.
+        at: the first entry that is read.
+        gates: their number divides that of the entries: each gate is for equally many consecutive entries.
         to: takes the products.
-        function: of the gates.
+        function: applied to the gates.
     """
 
     x: Buffer
@@ -373,12 +373,12 @@ class Gate(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Activate(Step):
-    """A function of each entry.
+    """Apply a function to each entry.
 
     Attributes:
         x: is read.
         to: takes the results.
-        function: of the entries.
+        function: applied to the entries.
     """
 
     x: Buffer
@@ -423,12 +423,12 @@ class Sum(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GaussianTopK(Step):
-    """What is left of entries less their row's mean and so many of its standard deviations; 0 where nothing is.
+    """max(0, x - mean - deviations * standard deviation) of each row.
 
     Attributes:
         x: is read.
         to: takes the results; it may be x.
-        deviations: how many.
+        deviations: number of standard deviations.
     """
 
     x: Buffer
@@ -441,7 +441,7 @@ class GaussianTopK(Step):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mix(Step):
-    """Sums of a row's vectors, each times a coefficient.
+    """Linear combinations of a row's vectors.
 
     Attributes:
         x: [vectors, size] of a row, at most MOST_MIXED vectors.

@@ -1,8 +1,8 @@
-"""Number formats of weights, and how each is read, in plain PyTorch.
+"""Number formats of weights, and how to read each, in plain PyTorch.
 
 Weights are stored by detgen/kernels/c/arrange.c, and read by stored.h, pairs.h, cores.h and whole.h there, and by
 linear.py, core_linear.py and whole_linear.py of detgen/kernels/triton/. setup.py reads this module, so torch is
-imported when it is used.
+imported only when needed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Storage(IntEnum):
     """Number formats of weights.
 
-    Those from BYTE on have whole numbers in few bits, and a scale for each group of them. Of CODE, they stand for
-    sixteen codes in floating point, and weights are widened to float32 when they are read, like those before BYTE. The
-    others are multiplied by whole numbers. Of BYTE, NIBBLE, TWO, THREE, FIVE and SIX, named after their bits, they are
-    what they are; of LEVEL (llama.cpp's IQ4) and MICRO (MXFP4), one of sixteen. PAIR is bf16 that is multiplied by
-    inputs that are rounded to bf16, too; TC25 and TC24 are the same, but products are added up as tensor cores do.
+    Formats from BYTE on hold whole numbers in few bits, with a scale for each group. In CODE they stand for sixteen
+    codes in floating point, and weights are widened to float32 when read, like those of formats before BYTE. The others
+    are multiplied by whole inputs. In BYTE, NIBBLE, TWO, THREE, FIVE and SIX, named after their bits, the numbers are
+    literal; in LEVEL (llama.cpp's IQ4) and MICRO (MXFP4) they select one of sixteen. PAIR is bf16, multiplied by inputs
+    rounded to bf16; TC25 and TC24 are the same, but products are added up as tensor cores do.
     """
 
     FLOAT = 0
@@ -42,12 +42,12 @@ class Storage(IntEnum):
 
     @property
     def whole(self) -> bool:
-        """Whether inputs become whole numbers, too."""
+        """Whether inputs are rounded to whole numbers, too."""
         return self >= Storage.BYTE and self != Storage.CODE
 
     @property
     def paired(self) -> bool:
-        """Whether two inputs in bf16 stand together, and inputs are rounded to it."""
+        """Whether two inputs in bf16 stand together and inputs are rounded to bf16."""
         return Storage.PAIR <= self < Storage.BYTE
 
     @property
@@ -60,13 +60,13 @@ class Format(NamedTuple):
     """How a number format is stored.
 
     Attributes:
-        dtype: of what is stored, as numpy and torch call it.
-        bits: that a weight takes.
-        together: inputs whose weights of a column stand together.
+        dtype: name of the stored dtype in numpy and torch.
+        bits: bits per weight.
+        together: number of inputs whose weights of a column stand together.
         planes: of whole numbers, how many bits of each stand together: first the lowest ones of all, then the others.
-        least: of whole numbers, the smallest that there may be, of weights without minima.
-        levels: what the numbers of sixteen stand for; none if they are what they are.
-        grouped: how many scales a group of inputs may have, and whether there are minima then.
+        least: of whole numbers, the smallest allowed in weights without minima.
+        levels: what each of sixteen numbers stands for; empty if they are literal.
+        grouped: the possible numbers of scales of a group of inputs, and whether there are minima then.
     """
 
     dtype: str
@@ -115,8 +115,8 @@ class Rule(NamedTuple):
     """How tensor cores add up products of bf16: see `tensor_cores`.
 
     Attributes:
-        bits: that are kept below the largest exponent.
-        inputs: whose products are added at a time.
+        bits: number of bits kept below the largest exponent.
+        inputs: number of inputs whose products are added at a time.
     """
 
     bits: int
@@ -127,13 +127,13 @@ RULES = {Storage.TC25: Rule(25, 16), Storage.TC24: Rule(24, 8)}
 
 
 def bf16(x: Tensor) -> Tensor:
-    """The nearest numbers of bf16, of ties the even one; 0 for those that are below SMALLEST in magnitude then."""
+    """Round to bf16, ties to even; results below SMALLEST in magnitude become 0."""
     found = x.bfloat16()
     return found.masked_fill(found.abs() < SMALLEST, 0.0)
 
 
 def unpack(storage: Storage, data: Tensor, least: int = 0) -> Tensor:
-    """Weights, [..., inputs, PANEL], as they are before they are stored: numbers of bf16, or whole numbers, int8."""
+    """Return weights, [..., inputs, PANEL], as before storing: bf16 numbers, or whole numbers in int8."""
     made = FORMATS[storage]
     codes = data if storage.paired else _of_planes(made, data)
     codes = codes.unflatten(-1, (-1, made.together)).transpose(-1, -2).flatten(-3, -2)
@@ -149,7 +149,7 @@ def _whole(made: Format, codes: Tensor, least: int) -> Tensor:
 
 
 def repeated(byte: int) -> int:
-    """The int64 each of whose bytes is that one."""
+    """Return the int64 whose bytes all equal the given one."""
     return int.from_bytes(bytes([byte] * 8), "little", signed=True)
 
 
@@ -166,5 +166,5 @@ def _of_planes(made: Format, data: Tensor) -> Tensor:
 
 
 def numbers(whole: Tensor, codes: Tensor | None) -> Tensor:
-    """float32, what whole numbers are, or stand for: codes, [16], those of -8 to 7."""
+    """Return in float32 what whole numbers are or stand for; `codes`, [16], are those of -8 to 7."""
     return whole.float() if codes is None else codes[whole.int() + 8]

@@ -1,8 +1,8 @@
-"""How tensor cores add up products of bf16, in plain PyTorch: for some inputs at a time, as a `Rule` says.
+"""How tensor cores add up products of bf16, in plain PyTorch: some inputs at a time, as a `Rule` says.
 
-The exact products, and the number that they are added to, are cut, toward zero, at so many bits below the largest
-exponent among them, that of a product being the sum of those of its factors; they are added exactly, and the sum is cut
-to float32. Where one of them is not finite, the sum is what IEEE 754 says of them. The rule is that of MMA-Sim
+The exact products, and the number that they are added to, are truncated at a number of bits below the largest exponent
+among them (a product's exponent is the sum of its factors' exponents), added exactly, and the sum is truncated to
+float32. Where any of them is not finite, the sum is what IEEE 754 prescribes. The rule is that of MMA-Sim
 (github.com/microsoft/MMA-Sim).
 """
 
@@ -16,13 +16,13 @@ _LEAST = -126  # the exponent of zeros, and of what is subnormal
 
 
 def added(x: torch.Tensor, weight: torch.Tensor, sums: torch.Tensor, rule: Rule) -> torch.Tensor:
-    """Products, added to sums.
+    """Add products to sums.
 
     Args:
         x: [..., inputs], numbers of bf16.
         weight: [..., inputs, outputs], likewise.
         sums: float32 [..., outputs].
-        rule: how.
+        rule: how products are added up.
 
     Returns:
         float32 [..., outputs].
@@ -40,13 +40,13 @@ def added(x: torch.Tensor, weight: torch.Tensor, sums: torch.Tensor, rule: Rule)
 
 
 def _exponents(x: torch.Tensor) -> torch.Tensor:
-    """Of numbers 1.f * 2^e, int64; those of zeros and of what is subnormal are the least."""
+    """Exponents e of numbers 1.f * 2^e, int64; zeros and subnormal numbers have the least one."""
     found: torch.Tensor = (torch.frexp(x).exponent.long() - 1).clamp(min=_LEAST)
     return found.where(x != 0, _LEAST)
 
 
 def _power(exponents: torch.Tensor) -> torch.Tensor:
-    """float64, 2 to the power of each, exactly."""
+    """2 to the power of each, exactly, float64."""
     return (exponents + 1023 << 52).view(torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""Steps whose inputs stay as they are, for comparison with a forward in floating point."""
+"""Steps that do not round their inputs, for comparison with a forward in floating point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from detgen.program.storage import Storage, unpack
 
 
 def widened(step: Step) -> Step:
-    """The step with its weight in float32 if its inputs would be rounded, else itself."""
+    """Return the step with its weight in float32 if it would round its inputs, else unchanged."""
     made: Any = step  # of a kind that has a weight, or not
     weight = getattr(step, "weight", None)
     if not step.reads or not isinstance(weight, Weight) or not weight.storage.rounds:
@@ -21,7 +21,7 @@ def widened(step: Step) -> Step:
 
 
 def in_floats(weight: Weight) -> Weight:
-    """A weight in float32, as a tensor, each number what is stored for it; codes stay what they are."""
+    """Return a weight in float32, as a tensor of the stored numbers; codes stay as they are."""
     weight = each(weight, tensor)
     data = weight.data if not weight.storage.rounds else unpack(weight.storage, weight.data, weight.least)
     data = data.float().contiguous()  # a single pair is a view
