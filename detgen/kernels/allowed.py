@@ -1,8 +1,8 @@
 """The best logits that masks allow, without the masks where a row's few largest logits tell.
 
-Whether one token may come is told a hundred times as fast as which ones may. A row's choice and its lead are those of
-the masked row: the one that must come, or of the largest logits, in their order, the first two that may; where these
-are not among the few, the mask tells.
+Checking one token is a hundred times as fast as listing all that may come. A row's choice and lead are those of the
+masked row: the token that must come, or the first two of the largest logits, in order, that may come; where these are
+not among the few, the whole mask is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from detgen.program.arrays import Array, array
 
 
 class Allowed(NamedTuple):
-    """What is chosen of some rows.
+    """The choices of some rows.
 
     Attributes:
         tokens: int64 [rows], the largest logits that may come, the first of ties.
@@ -36,8 +36,8 @@ def best_allowed(logits: Array, rows: np.ndarray | None, masks: Sequence[Mask | 
 
     Args:
         logits: float32 [all rows, vocabulary] on the CPU; only read.
-        rows: int64 [rows], which to choose of; None for all.
-        masks: of each of these; None where all may come.
+        rows: int64 [rows], the rows to choose for; None for all.
+        masks: one for each of these; None where every token may come.
     """
     logits = array(logits)
     found = choosing.ranked(logits, rows)
@@ -64,7 +64,7 @@ def best_allowed(logits: Array, rows: np.ndarray | None, masks: Sequence[Mask | 
 
 
 def _first_two(mask: Mask, ids: list[int]) -> list[int]:
-    """The places of the first two tokens that may come; fewer if there are not so many."""
+    """Return the places of the first two tokens that may come, or of fewer if there are not two."""
     found: list[int] = []
     for place, token in enumerate(ids):
         if token >= 0 and mask.allows(token):
@@ -75,7 +75,7 @@ def _first_two(mask: Mask, ids: list[int]) -> list[int]:
 
 
 def _best_of(row: np.ndarray, mask: Mask) -> tuple[int, float, float]:
-    """The best token that may come, its logit and the next one's; -inf where there is none."""
+    """Return the best token that may come, its logit and the next best one; -inf where there is none."""
     ids = np.flatnonzero(mask.allowed(len(row)))
     if not len(ids):
         return 0, -np.inf, -np.inf
@@ -88,7 +88,7 @@ def _best_of(row: np.ndarray, mask: Mask) -> tuple[int, float, float]:
 def _broken(
     logits: np.ndarray, rows: np.ndarray | None, masks: Sequence[Mask | None], to: Allowed, left: np.ndarray
 ) -> None:
-    """Choose of rows with entries that are not finite."""
+    """Choose for rows with entries that are not finite."""
     part = logits[left if rows is None else rows[left]]
     changed = choosing.masked(part, [None if (mask := masks[i]) is None else mask.bits for i in left.tolist()])
     best, to.leads[left] = choosing.best(changed)

@@ -1,4 +1,4 @@
-"""What attention of packed rows is asked for, and how its work is cut up.
+"""Traits of attention over packed rows, and how its work is cut up.
 
 Promise: the result of a query row depends on its query, on the keys and values at the positions it may see, and on
 nothing else. Keys are read from position 0 in whole blocks of BLOCK, which are added one after the other.
@@ -22,12 +22,12 @@ class AttentionTraits:
 
     Attributes:
         scale: factor of the scores.
-        window: how many positions a row sees, its own included; None for all.
+        window: number of positions that a row sees, its own included; None for all.
         softcap: scores become softcap * tanh(score / softcap) before the mask; None for none.
         chunk: positions of a chunk, counted from position 0; a row sees none before its own. None for no chunks.
         sinks: a score of each head that takes its share of the softmax and has no value; None for none, or where they
             are not known yet.
-        slopes: of each head, what is taken off a score for each position between key and row; None for none.
+        slopes: for each head, subtracted from a score for each position between key and row; None for none.
     """
 
     scale: float
@@ -39,7 +39,7 @@ class AttentionTraits:
 
 
 def cut_pieces(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, most: int) -> np.ndarray:
-    """Windows cut into pieces of at most `most` tokens.
+    """Cut windows into pieces of at most `most` tokens.
 
     Args:
         slots: int64 [windows].
@@ -60,7 +60,7 @@ def cut_pieces(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, most:
 
 
 def lay_out(slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, group: int) -> np.ndarray:
-    """Windows as native attention takes them: cut into pieces, for threads to take one after the other.
+    """Lay windows out for native attention: cut into pieces, which threads take one by one.
 
     Args:
         slots: int64 [windows].

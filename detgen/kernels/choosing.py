@@ -1,4 +1,4 @@
-"""Choosing by native/choosing.c and judging.c.
+"""Choosing tokens by c/choosing.c and c/judging.c.
 
 Promise: the tokens and leads are those of `sampling.scores`, bit for bit; log-probabilities are those of
 docs/numerics.md. Logits are float32; tensors are on the CPU.
@@ -24,12 +24,12 @@ _LARGE = 1 << 20  # entries from which rows are divided among threads where each
 
 
 class Candidates(NamedTuple):
-    """The entries of some sampled rows that can have a row's two best scores.
+    """The entries of sampled rows that can have one of their row's two best scores.
 
     Attributes:
         found: int64 [rows], how many; 0 where a row's largest logit is not finite, -1 where they could not be told.
         ids: int64 [sum of those above 0], ascending in each row.
-        words: uint64, their random words.
+        words: uint64, random words of these entries.
         peaks: float32 [rows], the largest logits.
     """
 
@@ -40,12 +40,12 @@ class Candidates(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """The largest entries of some rows, descending, the first of ties first.
+    """The largest entries of some rows, descending; ties in order of ids.
 
     Attributes:
         ids: int64 [rows, RANKED]; -1 where there are no more above -inf.
         values: float32 [rows, RANKED].
-        logprobs: float32 [rows, RANKED]; NaN where an entry of the row is no number.
+        logprobs: float32 [rows, RANKED]; NaN where any entry of the row is NaN.
     """
 
     ids: np.ndarray
@@ -54,11 +54,11 @@ class Ranked(NamedTuple):
 
 
 def ranked(logits: Array, rows: np.ndarray | None = None) -> Ranked:
-    """The largest entries.
+    """Return the largest entries of rows.
 
     Args:
         logits: [all rows, vocabulary].
-        rows: int64 [rows], which are wanted; None for all.
+        rows: int64 [rows], the rows wanted; None for all.
     """
     logits = _by_rows(logits)
     count = len(logits) if rows is None else len(rows)
@@ -69,7 +69,7 @@ def ranked(logits: Array, rows: np.ndarray | None = None) -> Ranked:
 
 
 def best(logits: Array) -> tuple[np.ndarray, np.ndarray]:
-    """The largest entry of each row, the first one of ties, int64 [rows], and its lead, float64 [rows].
+    """Return the largest entry of each row (the first of ties), int64 [rows], and its lead, float64 [rows].
 
     Args:
         logits: [rows, vocabulary].
@@ -82,7 +82,7 @@ def best(logits: Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def masked(logits: Array, masks: Sequence[np.ndarray | None]) -> np.ndarray:
-    """Copies of the rows, in which entries that a mask does not allow are -inf, but NaN; float32 [rows, vocabulary].
+    """Copy rows with the entries that a mask bars set to -inf (NaN stays); float32 [rows, vocabulary].
 
     Args:
         logits: [rows, vocabulary].
@@ -102,13 +102,13 @@ def masked(logits: Array, masks: Sequence[np.ndarray | None]) -> np.ndarray:
 def logprobs(
     logits: Array, tokens: Array, rows: np.ndarray | None, *, full: bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Log-probabilities of the rows' tokens, float32 [rows], and of all entries, float32 [rows, vocabulary].
+    """Return log-probabilities of the rows' tokens, float32 [rows], and of all entries, float32 [rows, vocabulary].
 
     Args:
         logits: [all rows, vocabulary].
         tokens: int64 [all rows].
         rows: int64 [rows], which are wanted; None for all.
-        full: whether those of all entries are wanted.
+        full: whether log-probabilities of all entries are wanted.
     """
     logits = _by_rows(logits)
     count = len(logits) if rows is None else len(rows)
@@ -123,10 +123,10 @@ def logprobs(
 
 
 def draws(vocabulary: int, how: Mapping[str, np.ndarray]) -> Draws:
-    """How the tokens of some sequences are sampled, for passes that go on with what is likely to be chosen.
+    """Return how the tokens of sequences are sampled, for passes that go on with the likely choices.
 
     Args:
-        vocabulary: logits of a row.
+        vocabulary: number of logits in a row.
         how: the arguments of `draw`.
     """
     made = Draws(of=Rows(stride=vocabulary, vocabulary=vocabulary, count=len(how["temperature"]), threads=1))
@@ -138,11 +138,11 @@ def draw(
     rows: np.ndarray,
     how: Mapping[str, np.ndarray],
 ) -> Candidates:
-    """The candidates of sampled rows.
+    """Return the candidates of sampled rows.
 
     Args:
         logits: [all rows, vocabulary].
-        rows: int64 [rows], which are sampled.
+        rows: int64 [rows], the sampled rows.
         how: an array [rows] for each of the parameters that `Draws` has, by its name; temperatures above 0, and the
             floor, the logarithm of min_p, -inf for none.
     """

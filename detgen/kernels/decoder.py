@@ -1,7 +1,7 @@
-"""What a back end is: it runs whole passes of one model over its KV cache.
+"""The interface of a back end, which runs whole passes of one model over its KV cache.
 
-There are three: a program in C, the same program in Triton, and transformers' own forward on functions in C. What
-runs passes does not ask which one it is.
+There are three: a program in C, the same program in Triton, and transformers' own forward on functions in C. Callers
+do not ask which one they have.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class KVBuffers(Protocol):
     """Where keys and values are stored.
 
     Attributes:
-        keys: of each layer, [pages + 1, kv_heads, head_size, PAGE], in float32 or bfloat16.
-        values: likewise, [pages + 1, kv_heads, PAGE, head_size].
-        states: what layers keep of sequences; None where none does.
+        keys: for each layer, [pages + 1, kv_heads, head_size, PAGE], in float32 or bfloat16.
+        values: for each layer, [pages + 1, kv_heads, PAGE, head_size].
+        states: states that layers keep of sequences; None where no layer keeps any.
     """
 
     keys: list[Any]
@@ -38,13 +38,13 @@ class KVBuffers(Protocol):
 
 
 class StateShape(NamedTuple):
-    """What a layer keeps of a sequence, as the steps `Convolve` and `Recurrence` say it.
+    """The sizes of what a layer keeps of a sequence, in the terms of the steps `Convolve` and `Recurrence`.
 
     Attributes:
-        channels: that are convolved.
-        taps: rows that a result of the convolution is made of.
-        heads: states; 0, like what follows, of a convolution alone.
-        key_heads: queries and keys.
+        channels: number of channels that are convolved.
+        taps: number of rows that enter a result of the convolution.
+        heads: number of states; 0, like the fields that follow, for a convolution alone.
+        key_heads: number of queries and of keys.
         size: entries of a key.
         values: entries of a value.
         selective: whether each value has a step of its own, as `SelectiveScan` has it.
@@ -60,7 +60,7 @@ class StateShape(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """Numbers that are kept of a row that is not certain."""
+        """How many numbers are kept of a row that is not certain."""
         values = self.heads * self.values
         return self.key_heads * self.size + values + (values if self.selective else 2 * self.heads)
 
@@ -83,8 +83,8 @@ class StateBuffers(Protocol):
     """Where layers keep states.
 
     Attributes:
-        layers: of each; None of one that keeps none. Others once there are more slots.
-        slots: for which there is room.
+        layers: one for each layer; None for a layer without states. Replaced when there are more slots.
+        slots: number of slots there is room for.
     """
 
     layers: list[LayerStates | None]
@@ -96,7 +96,7 @@ class StateBuffers(Protocol):
 
 
 class Chaining(Protocol):
-    """Runs several passes in one call, in which sequences go on with what they choose.
+    """Runs several passes in one call, in which sequences go on with the tokens that they choose.
 
     A batch is the first pass, whose windows want one row each, or none, like those of `later` passes; `lengths`, int64
     [windows that want a row], are the passes from its own on that each takes part in, at least 1. They are lowered
@@ -107,8 +107,8 @@ class Chaining(Protocol):
     Attributes:
         outputs: entries of a row of logits, or of hidden states where there is no output layer.
         kept: entries of logits that `sample` leaves behind for each row; 0 where it leaves scores alone.
-        stops: whether a sequence has no passes behind its end; else they are computed for nothing.
-        reads: whether windows may want nothing, or join later; else all are in the first pass and want a row.
+        stops: whether a sequence has no passes after its end; otherwise they are computed for nothing.
+        reads: whether windows may want no row, or join later; otherwise all are in the first pass and want a row.
     """
 
     outputs: int
@@ -117,13 +117,13 @@ class Chaining(Protocol):
     reads: bool
 
     def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> tuple[Scores, list[int]]:
-        """Each sequence goes on with its largest logit; a row is not finite, either, whose last keys are not."""
+        """Let each sequence go on with its largest logit; a row whose last keys are not finite counts as not finite."""
         ...
 
     def sample(
         self, batch: InputBatch, lengths: np.ndarray, choices: Choices, ends: Ends | None
     ) -> tuple[np.ndarray, Array | Scores, list[int]]:
-        """Each sequence goes on with what it is likely to choose; a choice that cannot be known lowers its length, too.
+        """Let each sequence go on with its likely choice; a choice that cannot be known lowers its length, too.
 
         Returns:
             What each row is likely to choose, int64 [rows]; the rows' logits, or their scores where there is no more to
@@ -132,7 +132,7 @@ class Chaining(Protocol):
         ...
 
     def draft(self, batch: InputBatch, lengths: np.ndarray, choices: Choices) -> list[list[int]]:
-        """The tokens that each sequence is likely to choose next, as far as can be told."""
+        """Return the tokens that each sequence is likely to choose next, as far as can be told."""
         ...
 
 
@@ -141,10 +141,10 @@ class Narrowed(NamedTuple):
 
     Attributes:
         decoder: runs it, over the KV cache of the model itself.
-        improve: gives the copies up, which the first pass makes, for better ones, which the next pass makes; False if
-            there are no better ones, or they are there.
-        share: of the bytes of the model's own linear layers, how many are read by the first copies.
-        copies: most bytes of copies.
+        improve: drops the copies, which the first pass makes, for better ones, which the next pass makes; False if
+            there are no better ones, or they are in use already.
+        share: bytes read with the first copies, as a share of the bytes of the model's own linear layers.
+        copies: most bytes that the copies take.
     """
 
     decoder: Decoder
@@ -158,7 +158,7 @@ class Decoder(Protocol):
 
     Attributes:
         kind: class name of the model.
-        concurrent: whether several threads may run it at a time.
+        concurrent: whether several threads may run it at once.
     """
 
     kind: str
@@ -166,7 +166,7 @@ class Decoder(Protocol):
 
     @property
     def chaining(self) -> Chaining | None:
-        """Runs several passes in one call; None where that cannot be done now."""
+        """Runs several passes in one call; None where that is impossible now."""
         ...
 
     def run(
@@ -178,34 +178,34 @@ class Decoder(Protocol):
         scored: bool = False,
         choices: Callable[[], Choices] | None = None,
     ) -> Array | Scores:
-        """A pass.
+        """Run a pass.
 
         Args:
             batch: its rows.
-            exchange: brings a state for each row, and takes their hidden states.
-            broken: takes the rows whose keys of the last layer are not finite, ascending.
+            exchange: brings a state for each row, and takes the rows' hidden states.
+            broken: takes the rows whose keys in the last layer are not finite, ascending.
             scored: whether scores of the logits are enough.
-            choices: makes how tokens are chosen, called while the pass runs; scores of what is chosen so are enough.
+            choices: called while the pass runs, returns how to choose tokens; scores of the chosen tokens are enough.
                 None if logits are wanted, or the largest are chosen.
 
         Returns:
-            Logits of the rows that are asked for, float32 [n, vocabulary], or hidden states where there is no output
+            Logits of the wanted rows, float32 [n, vocabulary], or hidden states where there is no output
             layer; or their scores, if these are enough and cost less.
         """
         ...
 
     def over(self, cache: KVBuffers) -> Decoder:
-        """The same model over another cache."""
+        """Return the same model over another cache."""
         ...
 
     def telling(self, take: Callable[[str, object], None]) -> AbstractContextManager[None]:
-        """While the block runs, tell `take` the name and the output of each step, or module, of each pass."""
+        """While the block runs, call `take` with the name and the output of each step, or module, of each pass."""
         ...
 
     def exactly(self) -> AbstractContextManager[None]:
-        """While the block runs, what linear layers read stays as it is, even if they multiply whole numbers.
+        """While the block runs, do not round the inputs of linear layers, even if they multiply whole numbers.
 
-        So that passes can be compared with a forward in floating point; they are slow.
+        Passes can then be compared with a forward in floating point; they are slow.
         """
         ...
 
@@ -214,13 +214,13 @@ class Decoder(Protocol):
         ...
 
     def narrowed(self) -> Narrowed | None:
-        """The same model over the same KV cache, its linear layers in fewer bits; None if all of them have few."""
+        """Return the model over the same KV cache with linear layers in fewer bits; None if all have few already."""
         ...
 
     def profile(self) -> dict[str, Any]:
-        """The arithmetic, and whatever else decides its bits, as manifests say it."""
+        """Return the arithmetic, and whatever else decides its bits, as recorded in manifests."""
         ...
 
     def explain_difference(self) -> str:
-        """Why logits differ from those of the model's own forward, as a clause; "" where it is unknown."""
+        """Return why logits differ from those of the model's own forward, as a clause; "" if unknown."""
         ...

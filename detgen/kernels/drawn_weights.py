@@ -1,4 +1,4 @@
-"""Random weights in few bits, of every kind that there is: what back ends are compared by."""
+"""Random weights in few bits, of every kind, by which back ends are compared."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ IN_FEW_BITS: list[InFewBits] = [  # storage, that of the scales, inputs that sha
 def in_few_bits(
     seed: int, outputs: int, inputs: int, storage: Storage, scaled: Storage, group: int, minima: bool
 ) -> Quantized:
-    """Weights of whole numbers that `storage` has, and their scales, drawn by a seed.
+    """Draw weights of whole numbers in the range of `storage`, and their scales, from a seed.
 
     Args:
-        seed: of the generator.
+        seed: seed of the generator.
         outputs: rows of the weight.
-        inputs: its columns, a multiple of what shares a scale, or of UNIT where scales are in int8.
+        inputs: columns of the weight, a multiple of `group`, or of UNIT where scales are in int8.
         storage: number format of the whole numbers.
-        scaled: that of the scales.
-        group: inputs that share one.
+        scaled: number format of the scales.
+        group: number of inputs that share a scale.
         minima: whether there are minima, too.
     """
     made, random = FORMATS[storage], torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
-"""What a pass of a thinking model brings besides its tokens, and what it takes along: states in, hidden states out.
+"""What goes through a pass of a model that thinks besides tokens: states in, hidden states out.
 
-Thinking States (Amos et al., arXiv 2602.08332, section 3) add a state to what one layer reads, and read what another
-one does. Knows no chunks and no thoughts.
+Thinking States (Amos et al., arXiv 2602.08332, section 3) add a state to the input of one layer, and read the input of
+another. Nothing here knows about chunks or thoughts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Exchange:
     hidden: torch.Tensor | None = None
 
     def at(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        """What a layer reads, [rows, hidden], where it would have read `hidden`."""
+        """Return what a layer reads, [rows, hidden], in the place of `hidden`."""
         if layer == self.inject:
             hidden = hidden + self.states.to(hidden.dtype)
         if layer == self.extract:
@@ -44,7 +44,7 @@ class Exchange:
 
 @contextmanager
 def exchanging(layers: Sequence[nn.Module], exchange: Exchange) -> Iterator[None]:
-    """Let transformers' decoder layers read, inside the block, what the exchange says; one pass."""
+    """Inside the block, apply the exchange to the inputs of transformers' decoder layers, for one pass."""
     with ExitStack() as hooks:
         for i in {exchange.inject, exchange.extract} - {-1}:
             hook = layers[i].register_forward_pre_hook(partial(_change, exchange, i), with_kwargs=True)

@@ -1,4 +1,4 @@
-"""The filters of sampling, top_k, top_p and min_p, in plain numpy; so are rows sampled for which C has no room."""
+"""The filters of sampling, top_k, top_p and min_p, in plain numpy, which also samples rows that C has no room for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scaled(logits: np.ndarray, peaks: np.ndarray | np.floating[Any], temperature
 
 
 def floor_of(min_p: float) -> float:
-    """The logarithm of min_p; -inf if there is none."""
+    """Return the logarithm of min_p; -inf if there is none."""
     return float(logarithm(np.array(min_p))) if min_p else -math.inf
 
 
@@ -47,11 +47,11 @@ def shares(logits: np.ndarray, peak: np.floating[Any], temperature: float) -> np
 
 
 def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
-    """Ids, int64 [n] ascending, of what the filters keep of one row.
+    """Return the ids, int64 [n] ascending, that the filters keep of one row.
 
     Args:
         row: float32 or float64 [vocabulary] logits, adjusted, the largest of them finite.
-        choice: the row's, with a temperature above 0.
+        choice: how the row's token is chosen, with a temperature above 0.
     """
     vocabulary, peak = len(row), row.max()
     floor = floor_of(choice.min_p)
@@ -66,7 +66,7 @@ def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
 
 
 def sample_plain(row: np.ndarray, choice: Choice) -> tuple[int, float]:
-    """The best entry of a row's scores, and its lead.
+    """Return the entry with a row's best score, and its lead.
 
     Args:
         row: float32 [vocabulary].
@@ -82,7 +82,7 @@ def sample_plain(row: np.ndarray, choice: Choice) -> tuple[int, float]:
 
 
 def leading(score: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The place of the best score of each group, the first of ties, and its lead over the others of the group.
+    """Return the place of each group's best score (the first of ties), and its lead over the others of the group.
 
     Args:
         score: float64 [n], the groups one after another; overwritten.
@@ -97,5 +97,5 @@ def leading(score: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tuple[
 
 
 def words_of(choice: Choice, ids: np.ndarray) -> np.ndarray:
-    """The random words of a row's entries; see `words`."""
+    """Return the random words of a row's entries; see `words`."""
     return words(choice.seed, choice.sample, choice.position, ids)

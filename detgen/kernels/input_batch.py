@@ -1,7 +1,7 @@
 """Packs the rows of a pass: windows of tokens in, arrays of rows out.
 
 Everything that goes through a pass is a row: one token at one position of one slot. Consecutive rows of a slot make a
-window. A round has hundreds of windows, so there are no loops over them here. Knows no models.
+window. A round has hundreds of windows, so nothing here loops over them. Nothing here knows about models.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Window:
         start: position of the first token in its sequence.
         tokens: the token ids.
         logits: how many of the last rows need logits.
-        drafted: how many of the last tokens may not stand.
+        drafted: how many of the last tokens may be rolled back.
     """
 
     slot: int
@@ -49,7 +49,7 @@ class Windows:
         lengths: int64 [windows], number of its tokens.
         logits: int64 [windows], how many of its last rows need logits.
         tokens: int64 [sum of `lengths`], token ids, window after window.
-        drafted: int64 [windows], how many of its last tokens may not stand; 0 for none of any.
+        drafted: int64 [windows], how many of its last tokens may be rolled back; 0 if none in any window.
     """
 
     slots: np.ndarray
@@ -90,7 +90,7 @@ class Windows:
         return found
 
     def part(self, first: int, last: int) -> Windows:
-        """Windows first..last-1."""
+        """Return windows first..last-1."""
         before, inside = int(self.lengths[:first].sum()), int(self.lengths[first:last].sum())
         whole = self.slots, self.starts, self.lengths, self.logits, self.provisional
         slots, starts, lengths, logits, drafted = (x[first:last] for x in whole)
@@ -105,7 +105,7 @@ class Windows:
         return Windows(self.slots[asked], (self.starts + self.lengths)[asked] - 1, ones, ones, self.tokens[ends - 1])
 
     def joined(self, others: Windows) -> Windows:
-        """These, then others."""
+        """Return these windows followed by others."""
         return Windows(
             np.concatenate((self.slots, others.slots)),
             np.concatenate((self.starts, others.starts)),
@@ -125,11 +125,11 @@ class InputBatch:
         positions: int64 [rows].
         kv_positions: int64 [rows], position of each row's KV entries in the KV buffer.
         wanted: int64 [n], rows whose logits are computed, at least one.
-        count: how many of them are asked for.
+        count: how many of these are asked for.
         windows: the windows.
-        area: cost of their attention, in places; see `attention_area`.
+        area: cost of the attention; see `attention_area`.
         spans: int64 [windows, 6], see `Rows`; None where no layer keeps states.
-        later: windows that join in each of the passes behind this one, where one call makes them all.
+        later: windows that join in each of the passes after this one, where one call runs them all.
     """
 
     ids: np.ndarray
@@ -148,7 +148,7 @@ class InputBatch:
 
     @property
     def rows(self) -> Rows:
-        """The rows, as programs take them."""
+        """The rows in the form that programs take."""
         if self._rows is None:
             w, tables = self.windows, self._tables
             pieces = lay_out(w.slots, w.starts, w.lengths, self._group)
@@ -157,11 +157,11 @@ class InputBatch:
 
     @property
     def longest(self) -> int:
-        """Positions of the longest context."""
+        """Number of positions of the longest context."""
         return int((self.windows.starts + self.windows.lengths).max())
 
     def by_pieces(self, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """The windows cut into pieces of at most `most` tokens, and the tables of their pages.
+        """Return the windows cut into pieces of at most `most` tokens, and the tables of their pages.
 
         Returns:
             int64 [pieces, 4], as `cut_pieces` gives them, with the index of the window instead of its slot; and int64
@@ -194,8 +194,8 @@ class Ends(NamedTuple):
     """Where sequences end.
 
     Attributes:
-        tokens: int64 [n], ids behind which nothing comes.
-        to_end: bool [sequences], whether these hold for it.
+        tokens: int64 [n], ids that end a sequence.
+        to_end: bool [sequences], whether these ids end it.
     """
 
     tokens: np.ndarray
@@ -203,12 +203,12 @@ class Ends(NamedTuple):
 
 
 def spans_of(windows: Windows, base: np.ndarray, certain: np.ndarray) -> np.ndarray:
-    """What layers that keep states are told of windows, int64 [windows, 6], see `Rows`.
+    """Return what layers that keep states are told about windows, int64 [windows, 6]; see `Rows`.
 
     Args:
-        windows: those of a pass.
+        windows: the windows of a pass.
         base: int64 [windows], positions of the states.
-        certain: int64 [windows], positions up to which rows stand.
+        certain: int64 [windows], positions up to which rows are certain.
     """
     rows = windows.lengths.cumsum() - windows.lengths
     return np.stack((windows.slots, rows, windows.starts, windows.lengths, base, certain), axis=1)
@@ -228,7 +228,7 @@ def pack(
         tables: int64 [slots, blocks], the page of each block of BLOCK positions of a slot; must not change before the
             pass is over.
         group: query heads per KV head.
-        spans: int64 [windows, 6], what layers that keep states are told, see `Rows`; None where there are none.
+        spans: int64 [windows, 6], see `Rows`; None where no layer keeps states.
         later: see `InputBatch`.
     """
     lengths, logits = windows.lengths, windows.logits
@@ -252,8 +252,8 @@ def fill_passes(windows: Windows, reads: Sequence[Window], most: int) -> Iterato
 
     Args:
         windows: windows that go through one pass each, of at most `most` tokens.
-        reads: windows that may be divided; each part has those of the logits, and of what may not
-            stand, that are of its tokens.
+        reads: windows that may be divided; each part has the logits, and the tokens that may be rolled back, that
+            belong to its tokens.
         most: most tokens of a pass.
 
     Yields:
@@ -288,7 +288,7 @@ _NONE = Windows.of(())
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
-    """How many leading tokens two sequences share."""
+    """Return how many leading tokens two sequences share."""
     limit = min(len(a), len(b))
     if a[:limit] == b[:limit]:
         return limit

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Judged(NamedTuple):
-    """What some rows say about their tokens.
+    """Log-probabilities and margins of some rows.
 
     Attributes:
-        logprobs: float32 [n, vocabulary], of the rows of which all are wanted; None if there are none.
+        logprobs: float32 [n, vocabulary], of the rows for which all are wanted; None if there are none.
         chosen: float32 [rows], the chosen tokens' log-probabilities.
         margins: float64 [rows], the tokens' leads; inf where there was no other candidate.
     """
@@ -31,15 +31,15 @@ LIKELY = np.dtype([("token", "<i4"), ("logprob", "<f4")])
 
 
 class Scores(NamedTuple):
-    """What is known of some rows.
+    """The choices of some rows and their scores.
 
     Attributes:
-        tokens: int64 [rows], what they choose: the largest logits, the first of ties, unless others were asked for;
-            anything where logits are not finite.
-        leads: float64 [rows], over the next one.
-        logprobs: float32 [rows].
+        tokens: int64 [rows], the largest logits (the first of ties), unless others were asked for; anything where
+            logits are not finite.
+        leads: float64 [rows], leads over the next token.
+        logprobs: float32 [rows], log-probabilities of the tokens.
         finite: bool [rows], whether the largest logit is finite and none is NaN.
-        likely: LIKELY [rows, n], the most likely tokens, as many as were asked for of a row; None where none were.
+        likely: LIKELY [rows, n], the most likely tokens, as many as a row asked for; None if none did.
     """
 
     tokens: np.ndarray
@@ -50,7 +50,7 @@ class Scores(NamedTuple):
 
     @classmethod
     def of(cls, found: np.ndarray) -> Scores:
-        """From what the native pass says, float32 [rows, SCORED]."""
+        """Make scores from what the native pass returns, float32 [rows, SCORED]."""
         top, second, total = found[:, 0], found[:, 1], found[:, 2]
         tokens = found.view(np.int32)[:, 3].astype(np.int64)
         with np.errstate(invalid="ignore"):
@@ -58,17 +58,17 @@ class Scores(NamedTuple):
         return cls(tokens, leads, 0 - total, np.isfinite(top) & ~np.isnan(total))
 
     def only(self, wanted: np.ndarray) -> Scores:
-        """Those of some rows, a bool for each, or their numbers."""
+        """Return the scores of some rows, given as a bool for each row or as row numbers."""
         made = Scores(*(values[wanted] for values in self[:4]))
         return made if self.likely is None else made._replace(likely=self.likely[wanted])
 
 
 def most_likely(logprobs: np.ndarray, wanted: int) -> np.ndarray:
-    """The `wanted` largest entries of each row, largest first, of equal ones the lower id first; LIKELY [rows, wanted].
+    """Return the `wanted` largest entries of each row, descending, ties by lower id; LIKELY [rows, wanted].
 
     Args:
         logprobs: float32 [rows, vocabulary].
-        wanted: how many; all where there are fewer.
+        wanted: how many; all entries if there are fewer.
     """
     rows, vocabulary = logprobs.shape
     made = np.empty((rows, min(wanted, vocabulary)), LIKELY)
@@ -86,7 +86,7 @@ def most_likely(logprobs: np.ndarray, wanted: int) -> np.ndarray:
 
 
 def has_kernels(logits: Array) -> bool:
-    """Whether logits lie where kernels in Triton choose of them."""
+    """Whether logits are on a device where Triton kernels choose tokens."""
     if isinstance(logits, np.ndarray) or logits.device.type != "cuda":
         return False
     import torch
@@ -95,7 +95,7 @@ def has_kernels(logits: Array) -> bool:
 
 
 def of_tokens(logits: Array, tokens: Array) -> np.ndarray:
-    """The logit of each row's token, float32 [rows]."""
+    """Return the logit of each row's token, float32 [rows]."""
     if isinstance(logits, np.ndarray):
         found: np.ndarray = logits[np.arange(len(logits)), tokens]
         return found
@@ -105,15 +105,15 @@ def of_tokens(logits: Array, tokens: Array) -> np.ndarray:
 def judge_rows(
     logits: Array, picked: Chosen, rows: np.ndarray | None = None, whole: np.ndarray | None = None
 ) -> Judged:
-    """Judge some rows.
+    """Compute log-probabilities and margins of some rows.
 
-    Log-probabilities have the bits that docs/numerics.md states. Of logits on CUDA, whole rows alone are copied.
+    Log-probabilities have the bits that docs/numerics.md states. From CUDA, only the `whole` rows are copied.
 
     Args:
         logits: float32 [all rows, vocabulary], no longer adjusted.
-        picked: what was chosen of them.
-        rows: int64 [rows], which to judge; None for all.
-        whole: int64 [n], those among them of which the log-probabilities of all tokens are wanted; None for none.
+        picked: the tokens chosen from them.
+        rows: int64 [rows], the rows wanted; None for all.
+        whole: int64 [n], those among them for which log-probabilities of all tokens are wanted; None for none.
     """
     at = np.arange(len(logits)) if rows is None else rows
     leads, every = picked.leads[at], None

@@ -18,13 +18,13 @@ _HIGH = 1 if sys.byteorder == "little" else 0  # index of the upper half of a wo
 
 
 def words(seed: int, sample: int, position: int, ids: np.ndarray | int) -> np.ndarray:
-    """Random words of some vocabulary entries, uint64 [n].
+    """Return random words of vocabulary entries, uint64 [n].
 
     Args:
-        seed: of the request.
+        seed: seed of the request.
         sample: index of the request's sample.
-        position: in the completion.
-        ids: entries, int64 [n], ascending, at least one; or n, for the first n entries.
+        position: position in the completion.
+        ids: the entries, int64 [n], ascending, at least one; or n, for the first n entries.
     """
     counter = ((position << 64) - 1) % (1 << 256)  # numpy steps it before the first block
     generator = np.random.Philox(counter=counter, key=(sample << 64) | seed)
@@ -43,13 +43,13 @@ def words(seed: int, sample: int, position: int, ids: np.ndarray | int) -> np.nd
 
 
 def gumbel(words: np.ndarray) -> np.ndarray:
-    """Gumbel(0, 1) noise from random words, float64 [n]."""
+    """Return Gumbel(0, 1) noise made from random words, float64 [n]."""
     uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return -logarithm(-logarithm(np.minimum(uniform, 1 - 2.0**-53)))
 
 
 def most_gumbel(words: np.ndarray) -> np.ndarray:
-    """Upper bound of `gumbel` up to 1e-5, float32; at less than half the cost.
+    """Return an upper bound of `gumbel` up to 1e-5, float32, at less than half the cost.
 
     With u uniform, -log(-log(u)) is at most -log(1 - u); the upper half of a word gives a lower bound of 1 - u.
     """

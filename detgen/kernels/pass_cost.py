@@ -23,7 +23,7 @@ def attention_area(rows: _Numbers, keys: _Numbers) -> _Numbers:
 class PassCost:
     """Least-squares fit of seconds to rows and `attention_area`, in which old passes fade.
 
-    Relative errors count: a pass of few rows does not follow the line to one of many, which has more to compute.
+    It minimizes relative errors: passes of few rows do not lie on the line of passes of many, which compute more.
     """
 
     _FADE = 0.98
@@ -35,7 +35,7 @@ class PassCost:
         self._line: tuple[float, float, float] | None = None  # seconds without rows, by row and by area, once asked for
 
     def update(self, rows: int, seconds: float, area: float | None = None) -> None:
-        """Add one pass. One much slower than expected (the machine paused) counts as twice the expected time."""
+        """Add a pass; one much slower than expected (the machine paused) counts as twice the expected time."""
         area = rows if area is None else area
         if self._count > 3:
             seconds = min(seconds, 2 * self._pass(rows, area))
@@ -61,7 +61,7 @@ class PassCost:
 
     @property
     def _choice(self) -> float:
-        """Seconds per row of choosing."""
+        """Seconds per row for choosing."""
         return self._choosing / self._chosen if self._chosen else 0.0
 
     def slopes(self) -> tuple[float, float]:
@@ -70,11 +70,11 @@ class PassCost:
         return by_row + self._choice, by_area
 
     def _slopes(self) -> tuple[float, float]:
-        """The slopes of passes, without choosing."""
+        """Slopes of passes, without choosing."""
         return self._fitted()[1:]
 
     def _fitted(self) -> tuple[float, float, float]:
-        """Seconds of a pass without rows, by row and by area."""
+        """Seconds of a pass without rows, per row and per unit of area."""
         if self._line is None:
             by_row, by_area = self._fit()
             self._line = (self._y - by_row * self._x - by_area * self._z) / (self._n or 1.0), by_row, by_area
@@ -95,13 +95,13 @@ class PassCost:
         return (max(xy / xx, 0.0) if spread else 0.0), 0.0
 
     def fixed_rows(self) -> float:
-        """How many rows cost as much as a pass itself, at least 1; very many as long as all passes were alike."""
+        """Return how many rows cost as much as a pass itself, at least 1; very many while all passes were alike."""
         by_row, by_area = self._slopes()
         area = self._z / self._x if self._n else 1.0
         return max(self._pass(0, 0) / max(by_row + by_area * area, 1e-9), 1.0)
 
     def predict(self, rows: float, area: float | None = None, chosen: float | None = None) -> float:
-        """Seconds of a pass and of choosing its tokens; 0 before the first update.
+        """Predict the seconds of a pass and of choosing its tokens; 0 before the first update.
 
         Args:
             rows: rows of the pass.
@@ -114,7 +114,7 @@ class PassCost:
         return seconds + self._choice * (rows if chosen is None else chosen)
 
     def shares(self, rows: np.ndarray, areas: np.ndarray) -> np.ndarray:
-        """The share that each of some passes is predicted to have in the time of all, float64 [passes].
+        """Predict each pass's share in the time of all given passes, float64 [passes].
 
         Args:
             rows: int64 [passes], rows of each.

@@ -1,8 +1,8 @@
 """Adjusting logits before a token is chosen: biases, penalties for tokens that occurred, tokens that may not come.
 
 Promise: what becomes of an entry is a function of its own logit, of the parameters and of the tokens before the row.
-Each is computed by itself, in float32, by the steps of `reference`, so nothing else in the pass has a say, and a CPU
-and a GPU give the same bits. Entries that nothing applies to are not touched, nor are rows without parameters.
+Each is computed by itself, in float32, by the steps of `reference`, so nothing else in the pass matters, and a CPU and
+a GPU give the same bits. Entries that nothing applies to are untouched, and so are rows without parameters.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Penalties:
 
     Attributes:
         repetition: for tokens of prompt and completion: divides positive logits, multiplies negative ones.
-        frequency: taken off for each time that the completion has a token.
-        presence: taken off once for each token that the completion has.
-        bias: added, by token id.
+        frequency: subtracted for each occurrence of a token in the completion.
+        presence: subtracted once for each token that occurs in the completion.
+        bias: added to logits, by token id.
         banned: token ids that may not come among the first `min_tokens` tokens.
-        min_tokens: how many these are.
+        min_tokens: the number of these first tokens.
     """
 
     repetition: float = 1.0
@@ -42,7 +42,7 @@ class Penalties:
 
     @classmethod
     def of(cls, params: Any, banned: frozenset[int]) -> Penalties:
-        """Those of a request, from `SamplingParams`."""
+        """Return the penalties of a request, given its `SamplingParams`."""
         return cls(
             repetition=params.repetition_penalty,
             frequency=params.frequency_penalty,
@@ -59,11 +59,11 @@ class Penalties:
 
 
 class Mask:
-    """Which tokens may come next, where a request says what its text must be.
+    """Which tokens may come next, where a request prescribes the form of its text.
 
     Attributes:
-        bits: uint8 [at least vocabulary / 8], a bit a token, the lowest bit of a byte first.
-        error: why it cannot be told; "" if it can, as far as was asked.
+        bits: uint8 [at least vocabulary / 8], one bit per token, the lowest bit of a byte first.
+        error: why the mask cannot be computed; "" if it can, as far as was asked.
     """
 
     def __init__(self, bits: np.ndarray, error: str = "") -> None:
@@ -71,7 +71,7 @@ class Mask:
 
     @property
     def bits(self) -> np.ndarray:
-        """All of them."""
+        """The bits of all tokens."""
         return self._bits
 
     def allows(self, token: int) -> bool:
@@ -79,13 +79,13 @@ class Mask:
         return token >> 3 < len(self.bits) and bool(self.bits[token >> 3] >> (token & 7) & 1)
 
     def allowed(self, count: int) -> np.ndarray:
-        """Of the first tokens, which may come: bool [count]; tokens that it does not have may not."""
+        """Return which of the first `count` tokens may come, bool [count]; tokens beyond the mask may not."""
         found = np.unpackbits(self.bits[: (count + 7) // 8], count=count, bitorder="little")
         return found.view(np.bool_)
 
     @property
     def forced(self) -> int | None:
-        """The one token that may come; None if there are several, or none, or it is not known."""
+        """The only token that may come; None if there are several or none, or if it is not known."""
         some = np.flatnonzero(self.bits)
         if len(some) != 1 or (byte := int(self.bits[some[0]])) & (byte - 1):
             return None
@@ -96,19 +96,19 @@ class Masks(Protocol):
     """Gives the masks of one sample's rows."""
 
     def after(self, completion: list[int]) -> Mask | None:
-        """What may come after a completion; None where anything may."""
+        """Return the mask after a completion; None where any token may come."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjustment:
-    """What is done to one row.
+    """How one row is adjusted.
 
     Attributes:
         ids: int64 [n], the entries that change, each once.
-        terms: float32 [5, n]: what is added; what a positive sum is divided and a negative one multiplied by; what is
-            taken off for the count and then for the presence; and the most that is left, inf or -inf.
-        mask: after that, all entries that it does not allow become -inf, but NaN; None if all stay.
+        terms: float32 [5, n]: an addend; the divisor of a positive sum, or factor of a negative one; what is subtracted
+            for the count and then for the presence; and the upper bound of the result, inf or -inf.
+        mask: afterwards, entries that it does not allow become -inf, except NaN; None if all stay.
     """
 
     ids: np.ndarray
@@ -116,7 +116,7 @@ class Adjustment:
     mask: Mask | None = None
 
     def listed(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and terms that do the same, with those of the entries that the mask does not allow."""
+        """Return ids and terms that have the same effect without the mask: they include the entries that it bars."""
         if self.mask is None:
             return self.ids, self.terms
         barred = ~self.mask.allowed(8 * len(self.mask.bits))
@@ -130,12 +130,12 @@ class Adjustment:
 
     @property
     def only_mask(self) -> bool:
-        """Whether there is a mask, and nothing else changes."""
+        """Whether the row has a mask and no other adjustment."""
         return self.mask is not None and not len(self.ids)
 
     @property
     def stretch(self) -> float:
-        """By how much two logits may be farther apart afterwards, as a factor, beside what is added and taken off."""
+        """By what factor the distance of two logits can grow, apart from what is added and subtracted."""
         factors = self.terms[1]
         if not len(factors):
             return 1.0
@@ -145,16 +145,16 @@ class Adjustment:
 def reference(
     logits: np.ndarray, penalties: Penalties, prompt: list[int], completion: list[int], mask: Mask | None = None
 ) -> np.ndarray:
-    """The logits that the token after `completion` is chosen from.
+    """Return the logits from which the token after `completion` is chosen.
 
-    The order is vLLM's, which has the bans first and means the same; transformers' agrees where it has the parameter.
+    The order is vLLM's, which bans tokens first, with the same result; transformers agrees where it has the parameter.
 
     Args:
         logits: float32 [vocabulary].
-        penalties: of the request.
-        prompt: its tokens.
-        completion: its tokens so far.
-        mask: what may come after them; None for anything.
+        penalties: penalties of the request.
+        prompt: tokens of the prompt.
+        completion: tokens generated so far.
+        mask: which tokens may come next; None for any.
     """
     allowed = np.ones(len(logits), bool) if mask is None else mask.allowed(len(logits))
     row = logits.copy()
@@ -176,14 +176,14 @@ def reference(
 
 
 class Growing(NamedTuple):
-    """How the rows of one sample are adjusted, one after the other, as its completion grows by what is chosen.
+    """How consecutive rows of one sample are adjusted, as its completion grows by the chosen tokens.
 
     Attributes:
         ids: see `Adjustment`, as of the first row.
         terms: likewise.
-        counts: float32 [n], how often the completion has each.
-        penalties: of the request.
-        left: rows before which it is shorter than `min_tokens`.
+        counts: float32 [n], how often the completion contains each id.
+        penalties: penalties of the request.
+        left: number of rows for which the completion is shorter than `min_tokens`.
     """
 
     ids: np.ndarray
@@ -196,13 +196,13 @@ class Growing(NamedTuple):
 class Adjuster:
     """Makes the adjustments of one sample's rows.
 
-    What it returns is a function of the tokens it is given. It keeps the counts of those it was last asked about and
-    goes back and forth from there, so that a row costs what it has of different tokens, not the whole text.
+    The result is a function of the given tokens alone. The counts of the tokens last asked about are kept and updated
+    from there, so that a row costs as much as the number of its different tokens, not the whole text.
 
     Args:
         penalties: of the request.
         prompt: its tokens.
-        masks: of what its text must be; None for any text.
+        masks: masks of the form of its text; None for any text.
     """
 
     def __init__(self, penalties: Penalties, prompt: list[int], masks: Masks | None = None) -> None:
@@ -225,7 +225,7 @@ class Adjuster:
         self._counted: list[int] = []
 
     def after(self, completion: list[int]) -> Adjustment | None:
-        """How the logits of the token after `completion` are adjusted; None for not at all.
+        """Return how the logits of the token after `completion` are adjusted; None if they are not.
 
         Args:
             completion: committed and drafted tokens.
@@ -252,7 +252,7 @@ class Adjuster:
         return Adjustment(self._ids[:n].copy(), terms, mask)
 
     def growing(self, completion: list[int]) -> Growing:
-        """How the logits of the tokens behind `completion` are adjusted, where its text may be any."""
+        """Return how the logits of the tokens after `completion` are adjusted, where its text may be any."""
         made = self.after(completion)
         ids, terms = (_NO_IDS, _NO_TERMS) if made is None else (made.ids, made.terms)
         left = self._penalties.min_tokens - len(completion)
@@ -262,7 +262,7 @@ class Adjuster:
         return [self._place[token] for token in tokens]
 
     def _count(self, completion: list[int]) -> None:
-        """Make the counts those of `completion`."""
+        """Set the counts to those of `completion`."""
         while self._counted != completion[: len(self._counted)]:
             self._forget()
         for token in completion[len(self._counted) :]:
@@ -277,7 +277,7 @@ class Adjuster:
         self._counted.append(token)
 
     def _forget(self) -> None:
-        """Take back the last token that was counted."""
+        """Uncount the last token that was counted."""
         token = self._counted.pop()
         place = self._place[token]
         self._counts[place] -= 1
@@ -295,12 +295,12 @@ class Adjuster:
 
 @contextmanager
 def adjusted(logits: np.ndarray, adjustments: Sequence[Adjustment | None]) -> Iterator[np.ndarray]:
-    """The rows as they are adjusted, float32 [rows, vocabulary], within it; after it, `logits` have their own bits.
+    """Inside the block, give the adjusted rows, float32 [rows, vocabulary]; afterwards, restore the bits of `logits`.
 
     Args:
-        logits: float32 [rows, vocabulary], copied where there are masks, else changed in the meantime, since only a few
-            entries are.
-        adjustments: one per row; ids that the rows do not have, since a draft model may have fewer, are left out.
+        logits: float32 [rows, vocabulary], copied where there are masks, otherwise changed in place meanwhile, since
+            few entries change.
+        adjustments: one per row; ids beyond the vocabulary (a draft model's may be smaller) are ignored.
     """
     some = [(row, a) for row, a in enumerate(adjustments) if a is not None]
     if not some:
@@ -324,7 +324,7 @@ def adjusted(logits: np.ndarray, adjustments: Sequence[Adjustment | None]) -> It
 
 
 def adjusted_row(row: np.ndarray, adjustment: Adjustment | None) -> np.ndarray:
-    """A row, float32 [vocabulary], as it is adjusted; itself if it is not."""
+    """Return an adjusted copy of a row, float32 [vocabulary], or the row itself without an adjustment."""
     if adjustment is None:
         return row
     row, ids = row.copy(), adjustment.ids
@@ -335,7 +335,7 @@ def adjusted_row(row: np.ndarray, adjustment: Adjustment | None) -> np.ndarray:
 
 
 def _apply(x: np.ndarray, terms: np.ndarray) -> np.ndarray:
-    """Entries, float32 [n], after the terms, float32 [5, n]; one rounding a step, as in `reference`."""
+    """Apply terms, float32 [5, n], to entries, float32 [n], with one rounding per step, as in `reference`."""
     added, factor, by_count, by_presence, most = terms
     with np.errstate(all="ignore"):  # a broken model's are infinite, or no numbers
         x = x + added

@@ -1,7 +1,7 @@
-"""What decoders that run programs of steps share, whoever runs these.
+"""The common part of decoders that run programs of steps, on whatever back end.
 
-A model drafts for itself by the weights of its linear layers a second time, in fewer bits. What a pass computes by them
-is never committed, so its bits are no part of any promise.
+A model drafts for itself with a second copy of the weights of its linear layers, in fewer bits. What a pass computes
+with them is never committed without being verified, so its bits are part of no promise.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Programs(Protocol):
     group: int
 
     def over(self, cache: KVBuffers) -> Programs:
-        """The same model over another cache."""
+        """Return the same model over another cache."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Programs(Protocol):
 
     @property
     def states(self) -> Buffer:
-        """Takes what is added to the hidden states."""
+        """The buffer of what is added to the hidden states."""
         ...
 
     @property
@@ -68,24 +68,24 @@ class Programs(Protocol):
 
     @property
     def slots(self) -> int:
-        """Slots whose states there is room for; programs that were built for fewer know another place of them."""
+        """Number of slots with room for states; programs built for fewer refer to another place."""
         ...
 
     def reach(self, positions: int) -> int:
-        """Have angles of that many positions; how many there are now. Programs have those of when they are built."""
+        """Make angles for that many positions; return for how many there are. Programs built before keep theirs."""
         ...
 
     def program(self, inject: int = -1, extract: int = -1, scored: bool = False) -> Program:
-        """The steps of passes, with or without an exchange at these layers, for logits or their scores."""
+        """Return the steps of passes, with or without an exchange at these layers, for logits or their scores."""
         ...
 
 
 class ProgramDecoder(ABC):
-    """A decoder that is a program.
+    """A decoder that runs programs.
 
     Args:
-        programs: of the model.
-        fewer: what linear layers read instead of their weights; None for nothing else.
+        programs: programs of the model.
+        fewer: copies that linear layers read instead of their weights; None for none.
 
     Attributes:
         kind: class name of the model.
@@ -100,7 +100,7 @@ class ProgramDecoder(ABC):
         self._exact = False
 
     def program(self, inject: int = -1, extract: int = -1, scored: bool = False) -> Program:
-        """The steps of passes, see `Programs`."""
+        """Return the steps of passes; see `Programs`."""
         made = self._programs.program(inject, extract, scored)
         return made if self._fewer is None else self._fewer.of(made)
 
@@ -114,10 +114,10 @@ class ProgramDecoder(ABC):
 
     @abstractmethod
     def _again(self, fewer: FewerBits) -> Decoder:
-        """The same decoder, with something else that linear layers read."""
+        """Return the same decoder with linear layers that read copies."""
 
     def _outgrown(self, positions: int) -> bool:
-        """Have angles of that many positions; whether programs that were built before have fewer, or older parts."""
+        """Make angles for that many positions; return whether programs built before are outdated."""
         before, improved = self._reached, self._fewer is not None and self._fewer.improved
         self._reached = self._programs.reach(positions), self._programs.slots, improved
         return before != self._reached
@@ -154,7 +154,7 @@ class ProgramDecoder(ABC):
         return ""
 
     def _with_broken(self, rows: Rows) -> Rows:
-        """The rows, where a token is broken."""
+        """Return the rows, with the broken token (if any) replaced by NaN."""
         if self._broken is None:
             return rows
         if isinstance(ids := rows.ids, np.ndarray):
@@ -162,7 +162,7 @@ class ProgramDecoder(ABC):
         return rows._replace(ids=ids.masked_fill(ids == self._broken, NOT_A_NUMBER))
 
     def _exchanged(self, exchange: Exchange | None, rows: int) -> dict[Buffer, Array]:
-        """The buffers of an exchange in a pass of so many rows; those behind its own are padding."""
+        """Return the buffers of an exchange for a pass of `rows` rows; rows beyond its own are padding."""
         if exchange is None:
             return {}
         programs, count = self._programs, len(exchange.states)
@@ -178,7 +178,7 @@ class ProgramDecoder(ABC):
 
 
 class FewerBits:
-    """Copies of weights in fewer bits, each made when it is first asked for; `improved` says which ones they are.
+    """Copies of weights in fewer bits, each made when first needed; `improved` tells whether they are the better ones.
 
     A weight with numbers that have no scale in float16 stays as it is: drafts are no reason to end a run.
     """
@@ -188,14 +188,14 @@ class FewerBits:
         self.improved = False
 
     def of(self, program: Program) -> Program:
-        """The program itself, whose linear layers read copies of what takes more bits."""
+        """Let linear layers of a program read copies where weights take more bits, in place; return it."""
         for i, step, form in _linear(program, improved=self.improved):
             if form is not None:
                 program.steps[i] = self._step(step, form)
         return program
 
     def improve(self, program: Program) -> bool:
-        """Give up the copies for better ones; False if there are no better ones, or they are there."""
+        """Drop the copies for better ones; return False if there are no better ones, or they are in use already."""
         now, then = ([form for *_, form in _linear(program, improved=improved)] for improved in (self.improved, True))
         if now == then:
             return False
@@ -216,15 +216,15 @@ class FewerBits:
 
 
 def form_of(weight: Weight, *, last: bool, improved: bool = False) -> Form | None:
-    """The form of a weight's copy; None if it stays as it is.
+    """Return the form of a weight's copy; None if it is not copied.
 
-    In 4 bits a copy is worth most, if the model's choices stay the same. An output layer has 8: in 4 it chooses other
-    tokens far more often (of the drafts of SmolLM2-135M, 65 % were accepted instead of 86). Improved copies of weights
-    in 32 bits have 8, too; those in 16 need 4 to be worth their time, and of those in 8 no copy is: a pass of one row
-    takes 0.6 to 0.8 times as long in 4.
+    A copy in 4 bits gains most if the model's choices stay the same. Output layers get 8: in 4 they choose other tokens
+    far more often (65 % of the drafts of SmolLM2-135M were accepted instead of 86). Improved copies of weights in 32
+    bits have 8, too; copies of weights in 16 bits need 4 to be worth their time, and no copy of weights in 8 bits is: a
+    pass of one row takes 0.6 to 0.8 times as long in 4.
 
     Args:
-        weight: of a linear layer.
+        weight: weight of a linear layer.
         last: whether it is the output layer.
         improved: whether copies in 4 bits turned out to choose other tokens too often.
     """
@@ -235,7 +235,7 @@ def form_of(weight: Weight, *, last: bool, improved: bool = False) -> Form | Non
 
 
 def sizes(program: Program) -> tuple[int, int, int]:
-    """Bytes of linear layers: as they are, of improved copies, and of what passes read by the first copies."""
+    """Return the bytes of linear layers, of their improved copies, and of what passes with the first copies read."""
     own, copies, reads = {}, {}, {}
     for improved in (True, False):
         for _, step, form in _linear(program, improved=improved):
@@ -250,7 +250,7 @@ def sizes(program: Program) -> tuple[int, int, int]:
 
 
 def _linear(program: Program, *, improved: bool) -> Iterator[tuple[int, _Linear, Form | None]]:
-    """The linear layers of a program, with their places and the forms of their copies."""
+    """Yield the places of a program's linear layers, the layers and the forms of their copies."""
     found = [(i, step) for i, step in enumerate(program.steps) if isinstance(step, _Linear)]
     for i, step in found:
         yield i, step, form_of(step.weight, last=i == found[-1][0], improved=improved)

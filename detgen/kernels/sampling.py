@@ -56,7 +56,7 @@ else:
 class Choice(_Numbers):
     """How to choose one row's token: the parameters of its request that kernels take, its sample and its position.
 
-    The adjustment is what the parameters that depend on the tokens before the row make of its logits, before all else.
+    The adjustment applies first: it changes the row's logits as the parameters and the tokens before the row require.
     """
 
     sample: int = 0
@@ -69,7 +69,7 @@ class Choice(_Numbers):
 
     @classmethod
     def of(cls, params: SamplingParams, sample: int) -> Choice:
-        """The choice of a sample's first token."""
+        """Return how a sample's first token is chosen."""
         return cls(**{name: getattr(params, name) for name in _DRAWN}, sample=sample)
 
     @property
@@ -79,10 +79,10 @@ class Choice(_Numbers):
 
 
 def check_filters(params: SamplingParams, device: str) -> None:
-    """Refuse a filter that the functions for a device, "cpu" or "cuda", do not have.
+    """Raise if a request uses a filter that a device, "cpu" or "cuda", does not support.
 
     Raises:
-        RequestError: naming the filter.
+        RequestError: names the filter.
     """
     for name, parameter in FILTERS.items():
         if getattr(params, name) != parameter.default and name not in _known(device):
@@ -90,7 +90,7 @@ def check_filters(params: SamplingParams, device: str) -> None:
 
 
 def _known(device: str) -> Collection[str]:
-    """The filters that there are for a device, among other names."""
+    """Return the names of the filters that a device supports, among others."""
     if device != "cuda":
         return choosing.KNOWN
     from detgen.kernels.triton.sampling_kernels import KNOWN
@@ -100,12 +100,12 @@ def _known(device: str) -> Collection[str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices(_Arrays):
-    """How to choose the tokens of many rows: what `Choice` has, as arrays with an entry a row (`ARRAYS`).
+    """How to choose the tokens of many rows: the fields of `Choice` as arrays with an entry per row (`ARRAYS`).
 
-    `adjustments` are None if there is none in any row. `likely`, int64 [rows], are how many of the most likely tokens
-    are wanted, too; None for none of any. For passes in one call, in which sequences go on with what they choose,
-    `growing` takes the place of `adjustments`. `given`, int64 [rows], are tokens whose log-probabilities are wanted in
-    the place of those that are chosen; None for those.
+    `adjustments` is None if no row has one. `likely`, int64 [rows], says how many of the most likely tokens are wanted,
+    too; None if no row wants any. For passes in one call, in which sequences go on with what they choose, `growing`
+    takes the place of `adjustments`. `given`, int64 [rows], are tokens whose log-probabilities are wanted instead of
+    those of the chosen tokens; None for the chosen ones.
     """
 
     sample: np.ndarray
@@ -121,7 +121,7 @@ class Choices(_Arrays):
 
     @classmethod
     def of(cls, choices: Sequence[Choice]) -> Choices:
-        """The same as single choices."""
+        """Combine single choices."""
         adjustments = [c.adjustment for c in choices]
         arrays: dict[str, Any] = {
             name: np.array([getattr(c, name) for c in choices], dtype) for name, dtype in ARRAYS.items()
@@ -130,7 +130,7 @@ class Choices(_Arrays):
 
     @classmethod
     def largest(cls, given: np.ndarray) -> Choices:
-        """That of each row's largest logit, beside given tokens."""
+        """Choose the largest logit of each row, with `given` tokens."""
         return cls(**{name: np.zeros(len(given), dtype) for name, dtype in ARRAYS.items()}, given=given)
 
     def __len__(self) -> int:
@@ -148,24 +148,24 @@ class Choices(_Arrays):
         return found
 
     def how(self) -> dict[str, np.ndarray]:
-        """What kernels get: the arrays, and the floor, which is the logarithm of min_p."""
+        """Return the arguments of kernels: the arrays, and the floor, which is the logarithm of min_p."""
         floors = np.full(len(self), -np.inf)
         for i in np.flatnonzero(self.min_p).tolist():
             floors[i] = floor_of(self.min_p[i])
         return {**{name: getattr(self, name) for name in ARRAYS}, "floor": floors}
 
     def choose(self, logits: Array) -> Chosen:
-        """What is chosen so; see `choose`."""
+        """Choose from logits in this way; see `choose`."""
         return choose(logits, self)
 
     def take(self, rows: np.ndarray) -> Choices:
-        """Those of some rows, int64 [n], without adjustments."""
+        """Return the choices of some rows, int64 [n], without adjustments."""
         likely = None if self.likely is None else self.likely[rows]
         return Choices(*(getattr(self, name)[rows] for name in ARRAYS), likely=likely)
 
     @property
     def most(self) -> int:
-        """The most likely tokens that are wanted of a row."""
+        """The largest number of most likely tokens that a row wants."""
         return 0 if self.likely is None else int(self.likely.max(initial=0))
 
 
@@ -186,10 +186,10 @@ class Chosen:
 
 
 def choose(logits: Array, choices: Sequence[Choice] | Choices | None) -> Chosen:
-    """The best entry of each row's `scores`; ties go to the lowest id.
+    """Choose the best entry of each row's `scores`; ties go to the lowest id.
 
     Args:
-        logits: float32 [rows, vocabulary], adjusted in the meantime where choices say so.
+        logits: float32 [rows, vocabulary], adjusted meanwhile where choices say so.
         choices: one per row; None if all rows take the best logit.
     """
     if (device := on_device(logits)) is not None:
@@ -223,7 +223,7 @@ def choose(logits: Array, choices: Sequence[Choice] | Choices | None) -> Chosen:
 
 
 def on_device(logits: Array) -> Any:
-    """The kernels that choose where logits are on CUDA; None where they are not."""
+    """Return the kernels that choose from logits on CUDA; None if the logits are elsewhere."""
     if not has_kernels(logits):
         return None
     from detgen.kernels.triton import sampling_kernels
@@ -232,8 +232,7 @@ def on_device(logits: Array) -> Any:
 
 
 def _choose_masked(logits: np.ndarray, choices: Choices, masked: np.ndarray) -> Chosen:
-    """The same, where some rows, a bool for each, take the best logit that a mask allows; or any, where nothing else is
-    done to the others."""
+    """Like `choose`, where the rows marked in `masked` take the best logit that their mask allows."""
     adjustments = choices.adjustments or ()
     masks = [None if a is None else a.mask for a in adjustments]
     plain = (choices.temperature == 0) & np.fromiter((a is None for a in adjustments), bool, len(choices))
@@ -250,7 +249,7 @@ def _choose_masked(logits: np.ndarray, choices: Choices, masked: np.ndarray) -> 
 
 
 def _choose(logits: np.ndarray, choices: Choices) -> Chosen:
-    """The same of logits that are adjusted already."""
+    """Like `choose`, for logits that are adjusted already."""
     sampled = np.flatnonzero(choices.temperature > 0)
     if len(sampled) == len(choices):
         tokens, ahead = _sample(logits, sampled, choices)
@@ -262,7 +261,7 @@ def _choose(logits: np.ndarray, choices: Choices) -> Chosen:
 
 
 def scores(logits: Array, choice: Choice) -> np.ndarray:
-    """The scores whose argmax is chosen: the logits at temperature 0, else filtered logits / temperature plus noise.
+    """Return the scores whose argmax is chosen: logits at temperature 0, else filtered logits / temperature plus noise.
 
     The logits are adjusted first. Filters apply in the order temperature, top_k, top_p, min_p; ties in top_k and top_p
     go to the lower token id. A broken model's row, whose largest logit is not finite, stays as it is.
@@ -285,11 +284,11 @@ def scores(logits: Array, choice: Choice) -> np.ndarray:
 
 
 def _sample(logits: np.ndarray, sampled: np.ndarray, choices: Choices) -> tuple[np.ndarray, np.ndarray]:
-    """The best entry of the scores of sampled rows, int64 [n], and its lead; computes the scores of few entries only.
+    """Return the best entries of sampled rows, int64 [n], and their leads; few entries' scores are computed.
 
     Args:
         logits: float32 [rows, vocabulary].
-        sampled: int64 [n], which rows are sampled.
+        sampled: int64 [n], the sampled rows.
         choices: one per sampled row, with temperatures above 0.
     """
     drawn = choosing.draw(logits, sampled, choices.how())
