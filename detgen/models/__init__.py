@@ -1,4 +1,4 @@
-"""What a model is: its files and weights, its family, its description, and the programs that are built of it.
+"""Models: their files and weights, families, descriptions, and the programs built from them.
 
-Knows no tokens of requests and no KV cache.
+Nothing here knows about tokens of requests or the KV cache.
 """

@@ -1,4 +1,4 @@
-"""What classes of activation modules compute."""
+"""Which function each class of activation modules computes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _NAMED = dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm2MoeExperts", "Lfm3MLP"), A
 
 
 def activation_of(module: Any) -> Activation:
-    """The activation of a feed-forward.
+    """Return the activation of a feed-forward.
 
     Raises:
-        UnknownError: if it is another one.
+        UnknownError: if it is not known.
     """
     if type(module).__name__ in _NAMED:
         return _NAMED[type(module).__name__]

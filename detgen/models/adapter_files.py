@@ -1,8 +1,8 @@
-"""Looks at the folder of an adapter, low-rank factors (LoRA) of some linear layers as PEFT saves them, before the
-engine is imported.
+"""Check the folder of an adapter (low-rank factors, LoRA, of linear layers, as PEFT saves them) before the engine is
+imported.
 
-A folder may come from a stranger. What is wrong with it, or cannot be merged, is said in one line that names the file
-and the setting or the tensor. Factors are read by `detgen/models/merging.py`.
+A folder may come from a stranger. Errors, also of adapters that cannot be merged, are one line that names the file and
+the setting or tensor. Factors are read by `detgen/models/merging.py`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _LONGEST, _MOST = 200, 4  # characters of a pattern of names, and repetitions in
 
 
 class Factors(NamedTuple):
-    """What is added to the weight W of a linear layer, [outputs, inputs]: scale * (up @ down).
+    """What is added to a linear layer's weight, [outputs, inputs]: scale * (up @ down).
 
     Attributes:
         up: [outputs, rank], `lora_B`.
         down: [rank, inputs], `lora_A`.
-        scale: of the product.
+        scale: factor of the product.
     """
 
     up: Tensor
@@ -70,10 +70,10 @@ class Adapter(NamedTuple):
     """An adapter.
 
     Attributes:
-        folder: holds it.
-        name: what messages call it.
-        factors: by the names of modules.
-        replaced: weights that stand for the model's own (`modules_to_save`), by the names of parameters.
+        folder: folder of the adapter.
+        name: its name in messages.
+        factors: factors by module name.
+        replaced: weights that replace the model's own (`modules_to_save`), by parameter name.
     """
 
     folder: Path
@@ -82,7 +82,7 @@ class Adapter(NamedTuple):
     replaced: Mapping[str, Tensor]
 
     def digest(self, observer: Observer) -> str:
-        """SHA-256 over the digests of its files."""
+        """Return SHA-256 over the digests of its files."""
         files = [self.folder / file for file in (CONFIG, WEIGHTS)]
         return hashlib.sha256("".join(digests(files, observer)).encode()).hexdigest()
 
@@ -91,7 +91,7 @@ def check_adapter(folder: str | Path, place: Path | None) -> Adapter:
     """Check that a folder holds an adapter that can be merged.
 
     Args:
-        folder: as the user gave it.
+        folder: folder as the user gave it.
         place: folder or file of the model; None if it is not there yet.
 
     Raises:
@@ -221,7 +221,7 @@ def _factors(module: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]
 
 
 def _of(patterns: str, module: str, config: Mapping[str, Any], key: str) -> Any:
-    """A setting of a module: that of the first pattern that its name, or the end of it, matches."""
+    """Return a module's setting: that of the first pattern that matches its name or the end of it."""
     for pattern, value in (config.get(patterns) or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -1,7 +1,4 @@
-"""What Gemma 3n has beside the parts of others: streams of hidden states, low-rank layers, gates of which few stay.
-
-Described, and turned into steps.
-"""
+"""Parts that only Gemma 3n has (streams of hidden states, low-rank layers, sparse gates): descriptions and steps."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ _LEAST = 1e-5  # which is no setting
 
 
 def streams_of(of: Description) -> Streams | None:
-    """The streams of hidden states; None if there are none side by side.
+    """Return the streams of hidden states; None if there are no parallel ones.
 
     Raises:
-        UnknownError: if there is one.
+        UnknownError: if there is only one.
     """
     inner = of.inner
     if not hasattr(inner, "altup_projections"):
@@ -43,7 +40,7 @@ def streams_of(of: Description) -> Streams | None:
 
 
 def altup_of(of: Description, layer: Any) -> AltUp | None:
-    """How a layer reads and changes its stream; None where there are no streams."""
+    """Return how a layer reads and changes its stream; None where there are no streams."""
     altup, config = getattr(layer, "altup", None), of.config
     if altup is None:
         return None
@@ -60,7 +57,7 @@ def altup_of(of: Description, layer: Any) -> AltUp | None:
 
 
 def laurel_of(of: Description, layer: Any) -> Laurel | None:
-    """What stands beside a layer's attention; None for nothing."""
+    """Return the low-rank layer beside a layer's attention; None if there is none."""
     laurel = getattr(layer, "laurel", None)
     if laurel is None:
         return None
@@ -69,7 +66,7 @@ def laurel_of(of: Description, layer: Any) -> Laurel | None:
 
 
 def deviations_of(mlp: Any) -> float | None:
-    """By how many standard deviations gates that stay exceed the mean; None if all stay.
+    """Return by how many standard deviations gates must exceed the mean to stay; None if all stay.
 
     Raises:
         UnknownError: if none stays.
@@ -83,7 +80,7 @@ def deviations_of(mlp: Any) -> float | None:
 
 
 class StreamsSteps:
-    """What makes the streams, and what is made of them, as steps take it."""
+    """The parts that make the streams and combine them, as steps take them."""
 
     def __init__(self, streams: Streams, width: int, form: Form, keep: Keep) -> None:
         self._begin = side_by_side(streams.begin, form, keep)
@@ -93,7 +90,7 @@ class StreamsSteps:
         self._others = Buffer("other streams", width * len(streams.end))
 
     def begin(self, program: Program, hidden: Buffer) -> None:
-        """Append what makes them of the embeddings."""
+        """Append the steps that make the streams from the embeddings."""
         others, to = self._others, Into(self._streams)
         for at, weight, _ in self._begin:
             name = "altup_projections" + (f", from {at} on" if at else "")
@@ -103,7 +100,7 @@ class StreamsSteps:
         program.add(steps.Copy(name="other streams", x=others, to=to, at=self._width))
 
     def end(self, program: Program, hidden: Buffer) -> None:
-        """Append what makes hidden states of the wanted rows of them."""
+        """Append the steps that combine the streams into hidden states of the wanted rows."""
         streams, others, width = wanted_of(self._streams), self._others, self._width
         stream = Buffer("stream", width)
         how: dict[str, Any] = {"wanted": True}
@@ -120,7 +117,7 @@ class StreamsSteps:
         program.add(steps.Copy(name="mean of the streams", x=hidden, to=into, **how))
 
     def _match(self, program: Program, first: Buffer, *, wanted: bool) -> None:
-        """Append what gives the others the magnitude of the first, the root of its mean square."""
+        """Append the steps that scale the other streams to the root mean square of the first."""
         width, others = self._width, self._others
         squares, magnitude = Buffer("squares", width), Buffer("magnitude", 1)
         how: dict[str, Any] = {"wanted": wanted}
@@ -137,7 +134,7 @@ class StreamsSteps:
 
 
 class AltUpSteps:
-    """How a layer reads one of several streams and changes all, as steps take it."""
+    """How a layer reads one of several streams and changes all of them, as steps take it."""
 
     def __init__(self, altup: AltUp, width: int, form: Form, keep: Keep) -> None:
         plain: Form = form if form not in MADE else "none"  # never in few bits
@@ -150,7 +147,7 @@ class AltUpSteps:
         self._streams = Buffer("streams", width * self._router.outputs)
 
     def predict(self, program: Program, name: str, hidden: Buffer) -> None:
-        """Append what predicts the streams, and gives the layer its own."""
+        """Append the steps that predict the streams and give the layer its own."""
         name, streams = f"{name}.altup", self._streams
         active: dict[str, Any] = {"x": streams, "at": self._at, "to": Into(hidden)}
         program.add(steps.Copy(name=f"{name}, active stream", **active))
@@ -160,7 +157,7 @@ class AltUpSteps:
         program.add(steps.Copy(name=f"{name}, active prediction", **active))
 
     def take(self, program: Program) -> None:
-        """Append what takes the wanted rows of the predictions."""
+        """Append the steps that take the wanted rows of the predictions."""
         taken(program, "rows wanted, streams", self._streams)
 
     def correct(self, program: Program, name: str, hidden: Buffer, *, wanted: bool) -> Buffer:
@@ -175,7 +172,7 @@ class AltUpSteps:
         return input_
 
     def add(self, program: Program, name: str, x: Buffer, *, wanted: bool) -> None:
-        """Append what adds rows to all streams but the first."""
+        """Append the steps that add rows to all streams but the first."""
         streams, width = self._of(wanted), self._width
         for at in range(width, streams.width, width):
             into = Into(streams, add=True)
@@ -185,7 +182,7 @@ class AltUpSteps:
         return wanted_of(self._streams) if wanted else self._streams
 
     def _routed(self, program: Program, name: str, x: Buffer, weight: Weight, *, wanted: bool) -> Buffer:
-        """Append a linear layer of the router's results, of rows as they are; its results."""
+        """Append a linear layer of the router's results, of rows as they are; return its results."""
         read, routed = Buffer("router read", x.width), Buffer("modalities", self._router.outputs)
         into, found = Into(read, factor=self._factor), Buffer("coefficients", weight.outputs)
         program.add(self._norm.step(f"{name}, normed", x, into, wanted=wanted))
@@ -196,7 +193,7 @@ class AltUpSteps:
 
 
 class LaurelSteps:
-    """What stands beside an attention, as steps take it."""
+    """The low-rank layer beside an attention, as steps take it."""
 
     def __init__(self, laurel: Laurel, form: Form, keep: Keep) -> None:
         self._left, self._right = joint([laurel.left], form, keep), joint([laurel.right], form, keep)

@@ -1,6 +1,6 @@
-"""Replaces the attention of a transformers model by that of the pass in progress, and records its layers' shapes.
+"""Replace the attention of a transformers model by that of the pass in progress, and record its layers' shapes.
 
-Knows transformers' models; knows no caches and no requests.
+This module knows transformers' models, but no caches or requests.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers' models call through the AttentionInterface.
 
-    A window among its arguments is only for attentions that get no mask: what rows see is what the mask says.
+    The argument for a window is only for attentions without a mask: what rows see is decided by the mask.
     """
     unknown = [name for name, value in extra.items() if isinstance(value, torch.Tensor) and name not in _IGNORED]
     if unknown or attention_mask is not None:
@@ -75,7 +75,7 @@ def _asked(
     attention_mask: Mask | None = None,
     **how: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The same in the pass that asks for masks, of two sequences with the same last token."""
+    """The attention function in the pass that asks for masks, of two sequences with the same last token."""
     if not isinstance(attention_mask, Mask):
         raise UnknownMaskError("its attention takes a mask that transformers does not make")
     config: Any = module.config
@@ -87,13 +87,13 @@ def _asked(
 
 
 def _check_alone(rows: torch.Tensor) -> None:
-    """Refuse a model in which a row knows of those before it although no attention has told it.
+    """Raise if a row depends on the rows before it other than through attention.
 
     Args:
-        rows: the same row of two sequences, [2, ...], the rows before which differ.
+        rows: the same row of two sequences that differ before it, [2, ...].
 
     Raises:
-        NotImplementedError: if they do.
+        NotImplementedError: if it does.
     """
     if rows.device.type == "meta":
         return
@@ -108,7 +108,7 @@ AttentionInterface.register(ASKING, _asked)
 
 @contextmanager
 def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
-    """Where a model has no weights, keep it from looking at numbers.
+    """Keep a model without weights from looking at numbers.
 
     Its experts are computed in the one way that does not, it looks for no padding to warn of, LongRoPE does not look
     how far positions go, and what it keeps beside its weights is on `meta`, too.
@@ -145,13 +145,13 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _turned_by_nothing(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines as a rotary embedding makes them, without their numbers."""
+    """Return cosines and sines like those of a rotary embedding, without numbers."""
     angles = x.new_zeros(*position_ids.shape, 2 * len(module.inv_freq))
     return angles, angles
 
 
 def attach(model: PreTrainedModel, name: str) -> Layout:
-    """Replace a model's attention by detgen's, record the layout of its layers, and ask for what their rows see.
+    """Replace a model's attention by detgen's, record the layout of its layers, and find out what their rows see.
 
     Args:
         model: a transformers decoder.
@@ -159,7 +159,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
 
     Raises:
         EngineError: if not every layer of the model takes its attention from transformers' AttentionInterface, if
-            detgen's attention has no mask like that of a layer, or if rows know of others by anything but attention.
+            detgen's attention has no mask like that of a layer, or if rows depend on others by anything but attention.
     """
     kind = f"{name} ({type(model).__name__})"
     sizes: dict[int, tuple[int, int, int, int]] = {}

@@ -1,7 +1,7 @@
-"""Weights that bitsandbytes has quantized, or quantizes: nf4 and fp4 in blocks, int8 in rows.
+"""Weights quantized by bitsandbytes, in files or now: nf4 and fp4 in blocks, int8 in rows.
 
-What is stored is read without bitsandbytes. It may come from a stranger: what is wrong is said in one line that names
-file and tensor. Which numbers the weights are is stated in docs/numerics.md.
+Stored weights are read without bitsandbytes. They may come from a stranger: errors are one line that names file and
+tensor. Which numbers the weights are is stated in docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SCALES = re.compile(r"(?P<module>.+)\.SCB")
 
 
 def is_quantized(config: Any) -> bool:
-    """Whether a configuration says that bitsandbytes has quantized the weights."""
+    """Whether bitsandbytes has quantized the weights, according to the configuration."""
     said = getattr(config, "quantization_config", None)
     kinds = ("load_in_4bit", "load_in_8bit")  # alone in older ones
     return isinstance(said, dict) and (said.get("quant_method") == "bitsandbytes" or any(said.get(k) for k in kinds))
@@ -69,12 +69,12 @@ class InBlocks(NamedTuple):
     """Where a weight of nf4 or fp4 lies; blocks go through all of it, row by row.
 
     Attributes:
-        packed: two weights a byte, the first one above.
-        shape: of the weight.
+        packed: two weights per byte, the first one in the high bits.
+        shape: shape of the weight.
         codes: float32 [16].
-        block: weights that share a scale.
-        scales: of the blocks.
-        nested: how these are quantized; None if they are not.
+        block: number of weights that share a scale.
+        scales: scales of the blocks.
+        nested: how the scales are quantized; None if they are not.
     """
 
     packed: Place
@@ -100,7 +100,7 @@ class InBlocks(NamedTuple):
         return in_blocks(packed, self._scales(), (last - first, inputs), self.codes, self.block, skipped)
 
     def _scales(self) -> np.ndarray:
-        """Those of the blocks, float32."""
+        """Return the scales of the blocks, float32."""
         scales = _plain(self.scales)
         if self.nested is None:
             return scales
@@ -143,15 +143,15 @@ def in_blocks(
     block: int,
     skipped: int = 0,
 ) -> Weight:
-    """The weight of nf4 or fp4; as float32 numbers where rows have no whole groups.
+    """Return a weight of nf4 or fp4, in float32 where rows are not whole groups.
 
     Args:
-        packed: bytes of two weights.
-        scales: of all blocks.
-        shape: of the weight.
+        packed: bytes of two weights each.
+        scales: scales of all blocks.
+        shape: shape of the weight.
         codes: float32 [16].
         block: weights that share a scale.
-        skipped: groups of the blocks that lie before the weight.
+        skipped: number of groups in the blocks before the weight.
     """
     outputs, inputs = shape
     numbers = np.stack([packed.ravel() >> 4, packed.ravel() & 15], axis=1).ravel()[: outputs * inputs]
@@ -169,7 +169,7 @@ def in_blocks(
 
 
 def in_rows(numbers: np.ndarray, largest: np.ndarray) -> Weight:
-    """The weight of int8, [outputs, inputs] and [outputs]; as float32 numbers where rows have no whole groups."""
+    """Return a weight of int8, given as [outputs, inputs] and [outputs], in float32 where rows are not whole groups."""
     scales, inputs = (largest / np.float32(127))[:, None], numbers.shape[1]
     if inputs % GROUP:
         return floats(numbers) * scales
@@ -180,12 +180,12 @@ class Quantizing:
     """Gives weights as bitsandbytes quantizes them, of the linear layers that transformers has it quantize.
 
     Args:
-        model: whose weights they are.
-        read: gives them as they are.
+        model: the model.
+        read: gives its weights unquantized.
         quant: one of `QUANTS`.
 
     Raises:
-        EngineError: if there is no bitsandbytes.
+        EngineError: if bitsandbytes is not installed.
     """
 
     def __init__(self, model: PreTrainedModel, read: Read, quant: QuantName) -> None:
@@ -206,7 +206,7 @@ class Quantizing:
                 self._transposed[module.weight] = type(module) is Conv1D
 
     def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
-        """The weight of a parameter, or some consecutive rows of it."""
+        """Return the weight of a parameter, or some consecutive rows of it."""
         transposed = self._transposed.get(parameter)
         if transposed is None:
             return self._read(parameter, rows)
@@ -227,7 +227,7 @@ class Quantizing:
 
 
 def places(folder: Path, tensors: Iterable[Tensor]) -> tuple[dict[str, InBlocks | InRows], list[Tensor]]:
-    """Where quantized weights lie in a folder, by their names; and the tensors that are none of theirs.
+    """Return where a folder's quantized weights lie, by name, and the tensors that belong to none of them.
 
     Raises:
         ValueError: names the file, the tensor and what is wrong.
@@ -315,7 +315,7 @@ def _is_matrix(shape: Any) -> bool:
 
 
 def _block(said: Tensor, state: dict[str, Any], name: str) -> int:
-    """The size of blocks."""
+    """Return the size of blocks."""
     size: Any = state.get(name)
     if type(size) is not int or size not in _BLOCKS:
         raise _wrong(said, f"{name} must be one of {', '.join(map(str, _BLOCKS))}, and is {size!r:.40}")

@@ -1,4 +1,4 @@
-"""How vocabularies of bytes are written, GPT-2's way: a letter stands for each byte."""
+"""How byte-level vocabularies are written, in GPT-2's way: a letter stands for each byte."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import itertools
 
 
 def byte_letters() -> list[str]:
-    """The letter of each byte: its own if it is one to be seen.
+    """Return the letter of each byte: its own character if that is visible.
 
-    The others get, in their order, the characters from 256 on.
+    The other bytes get the characters from 256 on, in order.
     """
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = itertools.count(256)

@@ -1,7 +1,7 @@
-"""Functions of transformers that render chats, out of its own files, without importing the rest of it.
+"""Functions of transformers that render chats, taken from its files without importing the rest of it.
 
-To import that takes half a second of processor time, most of it for what renders no chat. The bytes are those of the
-installed version. Where its files are laid out in another way than here, it is imported.
+A full import takes half a second of CPU time, most of it for code that renders no chats. The bytes are those of the
+installed version. If its files are laid out differently, it is imported after all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PACKAGE = "_detgen_transformers_utils"  # a second name of transformers.utils, 
 
 
 class _Silent:
-    """A logger that says nothing, as those of transformers do where detgen reports."""
+    """A logger that discards everything, as transformers' loggers do while detgen reports."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
@@ -35,7 +35,7 @@ class _Silent:
 
 @cache
 def chat_functions() -> dict[str, Callable[..., Any]]:
-    """By their names; each takes the tokenizer first, whose template and `special_tokens_map` it asks for."""
+    """Return the functions by name; each takes the tokenizer first, and reads its template and `special_tokens_map`."""
     with suppress(Exception):  # whatever its files are like
         return _taken_out()
     tokenizers = getattr(import_module(f"transformers.{_HOME}"), _CLASS)
@@ -43,10 +43,10 @@ def chat_functions() -> dict[str, Callable[..., Any]]:
 
 
 def _taken_out() -> dict[str, Callable[..., Any]]:
-    """The same; what renders templates is a module of its own, which two methods of tokenizers call.
+    """Take the functions from the files: a module renders templates, and two methods of tokenizers call it.
 
     Raises:
-        Exception: of many kinds, if they need more than what renders templates.
+        Exception: of many kinds, if they need more than that module.
     """
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
@@ -70,7 +70,7 @@ def _taken_out() -> dict[str, Callable[..., Any]]:
 
 
 def _globals(code: CodeType) -> Iterator[str]:
-    """Names that code, or what it defines, takes from its module."""
+    """Return the names that code, or anything it defines, takes from its module."""
     yield from (one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL")
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

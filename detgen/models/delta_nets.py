@@ -1,4 +1,4 @@
-"""Gated delta nets, what stands for an attention in most layers of Qwen3-Next and Qwen3.5: description and steps."""
+"""Gated delta nets, which replace attention in most layers of Qwen3-Next and Qwen3.5: description and steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EPSILON = 1e-6  # is added to the sum of squares of a query or a key
 
 
 def delta_shape(net: Any) -> StateShape:
-    """What a net keeps of a sequence."""
+    """Return what a net keeps of a sequence."""
     return StateShape(
         channels=net.conv_dim,
         taps=net.conv_kernel_size,
@@ -38,7 +38,7 @@ def delta_shape(net: Any) -> StateShape:
 
 
 def delta_net(of: Description, net: Any) -> DeltaNet:
-    """The description of a transformers module.
+    """Describe a transformers module.
 
     Raises:
         UnknownError: if it is another kind of net.
@@ -91,7 +91,7 @@ def _apart(qkvz: Linear, ba: Linear, shape: StateShape) -> tuple[Linear, Linear,
 
 
 class DeltaSteps:
-    """A delta net, as steps take it; attributes as those of `AttentionSteps`."""
+    """A delta net, as steps take it; attributes as for `AttentionSteps`."""
 
     name, ends = "linear_attn", "out_proj"
 
@@ -111,7 +111,7 @@ class DeltaSteps:
         self.out, self.factor = joint([net.out], form, keep), net.out.factor
 
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
-        """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
+        """Append its steps; return the buffer of its results, in the last layer for the wanted rows."""
         assert where.states is not None, "there is room for them"
         shape, states = self._shape, where.states
         mixed, ruled = Buffer("mixed", shape.channels), Buffer("ruled", shape.heads * shape.values)

@@ -1,6 +1,6 @@
-"""What a loaded transformers model consists of, as far as its family's row of traits tells.
+"""The description of a loaded transformers model, made by its family's row of traits.
 
-Nothing here computes; loading compares what the description gives with the model's own forward.
+Nothing here computes; loading compares the described model with the model's own forward.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ _UNUSUAL: dict[str, dict[str, Any]] = {
 
 @dataclass(slots=True)
 class Description:
-    """What a decoder consists of.
+    """The parts of a decoder.
 
     Attributes:
         model: the transformers model.
-        family: its family's traits.
-        read: gives the weight of a parameter.
-        used: ids of the parameters that have been described.
-        table: the embedding's parameter and weight, once it was read; the output layer may have the same.
+        family: traits of its family.
+        read: returns the weight of a parameter.
+        used: ids of the parameters described so far.
+        table: the embedding's parameter and weight, once read; the output layer may share them.
     """
 
     model: Any
@@ -102,7 +102,7 @@ class Description:
 
     @property
     def embedding_factor(self) -> float:
-        """What embeddings are multiplied by."""
+        """Factor of the embeddings."""
         scale = getattr(getattr(self.inner, self.family.embedding), "embed_scale", 1.0)  # in the model's number format
         if getattr(self.config, "mup_enabled", False):  # AFMoE's
             scale = self.config.hidden_size**0.5
@@ -110,12 +110,12 @@ class Description:
 
     @property
     def embedding_norm(self) -> Norm | None:
-        """Of the embeddings; None for none."""
+        """Norm of the embeddings; None for none."""
         return self.norm(first_of(self.inner, self.family.embedding_norm))
 
     @property
     def positions(self) -> tuple[np.ndarray, int] | None:
-        """The table of positions, [positions, hidden], and what is added to a position to find it there."""
+        """Table of positions, [positions, hidden], and the offset of a position in it."""
         if self.family.positions is None:
             return None
         name, offset = self.family.positions
@@ -123,7 +123,7 @@ class Description:
 
     @property
     def layer_inputs(self) -> LayerInputs | None:
-        """What tokens give to each layer; None if they give nothing."""
+        """Vectors that tokens give to each layer; None if there are none."""
         return layer_inputs_of(self, getattr(self.inner, self.family.embedding).weight.shape[0])
 
     @property
@@ -133,7 +133,7 @@ class Description:
 
     @property
     def final(self) -> Norm | None:
-        """The last norm; None where there is none, nor an output layer."""
+        """The last norm; None where there is neither a norm nor an output layer."""
         return self.norm(getattr(self.inner, self.family.final))
 
     @property
@@ -148,7 +148,7 @@ class Description:
 
     @property
     def head_factor(self) -> float:
-        """What logits are multiplied by."""
+        """Factor of the logits."""
         config = self.config
         if not self._scales:
             return 1.0
@@ -159,30 +159,30 @@ class Description:
 
     @property
     def softcap(self) -> float:
-        """That of the logits; 0 for none."""
+        """Softcap of the logits; 0 for none."""
         return float((self._scales and getattr(self.config, "final_logit_softcapping", None)) or 0)
 
     @property
     def _scales(self) -> bool:
-        """Whether logits are what the settings of the text part say; in most wrappers, they are as they come."""
+        """Whether settings of the text part change the logits; most wrappers leave them unchanged."""
         return language_model(self.model) is None or type(self.model).__name__ in _SCALING
 
     def release(self, index: int) -> None:
-        """Let a layer go."""
+        """Release a layer."""
         if not isinstance(self.model, Module):  # which holds no weights
             from torch import nn
 
             self.layers[index] = nn.Identity()
 
     def release_head(self) -> None:
-        """Let the output layer go."""
+        """Release the output layer."""
         if not isinstance(self.model, Module):
             from torch import nn
 
             setattr(self.model, self._head_name, nn.Identity())
 
     def layer(self, index: int) -> Layer:
-        """A layer.
+        """Describe a layer.
 
         Raises:
             UnknownError: if it is not what the row says.
@@ -213,7 +213,7 @@ class Description:
         )
 
     def source(self, index: int) -> int | None:
-        """The layer whose keys and values a layer sees: the last one of its kind that has its own; None for itself."""
+        """Return the layer whose keys and values a layer sees: the last of its kind with its own; None for itself."""
         kinds = getattr(self.config, "layer_types", None) or []
         before = (i for i in range(index - 1, -1, -1) if kinds[i] == kinds[index] and not self._shares(i))
         return next(before) if self._shares(index) else None
@@ -222,12 +222,12 @@ class Description:
         return bool(getattr(self.attention(index), "is_kv_shared_layer", False))
 
     def state_net(self, index: int) -> Any:
-        """The module of a layer that keeps a state of each sequence; None if there is none."""
+        """Return the module of a layer that keeps a state of each sequence; None if there is none."""
         net = getattr(self.layers[index], self.family.state, None)
         return None if state_shape_of(net) is None else net
 
     def attention(self, index: int) -> Any:
-        """The attention of a layer; None if it has none."""
+        """Describe the attention of a layer; None if it has none."""
         layer = self.layers[index]
         try:
             found = _module(layer, self.family.attention)
@@ -236,7 +236,7 @@ class Description:
         return None if found is self.state_net(index) or found is self._mlp(layer) else found
 
     def _mlp(self, layer: Any) -> Any:
-        """The feed-forward of a layer, or the mixture of experts; None if it has neither."""
+        """Describe the feed-forward or the mixture of experts of a layer; None if it has neither."""
         family = self.family
         found = first_of(layer, family.mlp) if family.mlp else layer
         return found if hasattr(found, "experts") or hasattr(found, family.gate or family.up) else None
@@ -250,7 +250,7 @@ class Description:
             yield replace(made, out=made.out._replace(factor=float(getattr(layer, "attn_out_multiplier", 1.0))))
 
     def feed_forward(self, mlp: Any) -> FeedForward:
-        """A feed-forward.
+        """Describe a feed-forward.
 
         Raises:
             UnknownError: if it is not what the row says.
@@ -265,7 +265,7 @@ class Description:
         return FeedForward(up, bool(family.gate), activation, down, deviations_of(mlp))
 
     def norm(self, norm: Any, size: int = 0) -> Norm | None:
-        """A norm, of that many entries if it has no weights; None for none.
+        """Describe a norm, of that many entries if it has no weights; None for none.
 
         Raises:
             UnknownError: if it is of another kind.
@@ -298,14 +298,14 @@ class Description:
         raise UnknownError(f"norm {name}")
 
     def given_norm(self, norm: Any) -> Norm:
-        """A norm that there must be; errors as `norm`."""
+        """Describe a required norm; errors as for `norm`."""
         found = self.norm(norm)
         if found is None:
             raise UnknownError("a norm that is none")
         return found
 
     def linear(self, module: Any) -> Linear:
-        """A linear layer.
+        """Describe a linear layer.
 
         Raises:
             UnknownError: if it is of another kind.
@@ -322,21 +322,21 @@ class Description:
         return Linear(weight.T if transposed else weight, bias)
 
     def weight(self, parameter: nn.Parameter) -> Weight:
-        """The weight of a parameter, which is described by that."""
+        """Return the weight of a parameter, and count it as described."""
         self.used.add(id(parameter))
         if self.table is not None and self.table[0] is parameter:
             return self.table[1]
         return self.read(parameter)
 
     def array(self, parameter: nn.Parameter) -> np.ndarray:
-        """The same as an array, in float32 if it is kept in few bits."""
+        """Like `weight`, as an array, in float32 if it is kept in few bits."""
         return whole(self.weight(parameter))
 
     def check(self) -> None:
-        """Describe all of the model.
+        """Describe the whole model.
 
         Raises:
-            UnknownError: if anything of it is not what the row says, or is left over.
+            UnknownError: if any part differs from the row or is left over.
         """
         for name, value in _UNUSUAL.get(_class_of(self.model), {}).items():
             if getattr(self.config, name, None) == value:
@@ -351,22 +351,22 @@ class Description:
 
 
 def describe(model: Any) -> Description | None:
-    """The description of a model; None if its family is not known, or it is not what the family's row says.
+    """Describe a model; return None if its family is unknown, or it differs from the family's row.
 
-    Its parameters may be on torch's `meta` device; then `read` has to be set before it is asked for weights.
+    Its parameters may be on torch's `meta` device; set `read` then before asking for weights.
     """
     found = _described(model)
     return found if isinstance(found, Description) else None
 
 
 def unknown_in(model: Any) -> str | None:
-    """What keeps a model from being described although its family is known; None if it is described, or is not."""
+    """Return why a model of a known family cannot be described; None if it can, or the family is unknown."""
     found = _described(model)
     return found if isinstance(found, str) else None
 
 
 def _described(model: Any) -> Description | str | None:
-    """The description of a model, or what it has that its family's row does not tell of; None if there is no row."""
+    """Return a model's description, or what its family's row does not cover; None if there is no row."""
     family = _family(model)
     if family is None:
         return None
@@ -379,13 +379,13 @@ def _described(model: Any) -> Description | str | None:
 
 
 def _family(model: Any) -> Family | None:
-    """The row of a model; of a wrapper, that of the language model in it."""
+    """Return the row of a model, or of the language model inside a wrapper."""
     found, path = FAMILIES.get(_class_of(model)), language_model(model)
     return found if found is None or path is None else found._replace(inner=path)
 
 
 def _class_of(model: Any) -> str:
-    """The class of a model; of a wrapper, that of a decoder with the language model in it."""
+    """Return the class of a model; for a wrapper, of a decoder with the language model inside."""
     path = language_model(model)
     name = type(model if path is None else _module(model, path)).__name__
     return name if path is None or name in FAMILIES else re.sub("(Text)?Model$", "ForCausalLM", name)
@@ -398,17 +398,17 @@ def _module(module: Any, path: str) -> Any:
 
 
 def has_description(model: Any) -> bool:
-    """Whether programs can be built of a model, whose parameters may be on `meta`."""
+    """Whether programs can be built from a model, whose parameters may be on `meta`."""
     return describe(model) is not None
 
 
 class States(NamedTuple):
-    """What keeps states in a model, as programs know it.
+    """The modules of a model that keep states, as programs know them.
 
     Attributes:
-        shapes: the modules that do, and what they keep.
-        alone: layers without an attention and without such a module.
-        sharing: layers that see the keys and values of an earlier one, and keep none.
+        shapes: these modules, and what they keep.
+        alone: layers with neither attention nor such a module.
+        sharing: layers that see the keys and values of an earlier one and keep none themselves.
     """
 
     shapes: dict[Any, StateShape]
@@ -417,7 +417,7 @@ class States(NamedTuple):
 
 
 def states_of(model: Any) -> States:
-    """The modules of a model that keep states of sequences."""
+    """Return the modules of a model that keep states of sequences."""
     found = describe(model)
     if found is None:
         return States({}, frozenset(), frozenset())

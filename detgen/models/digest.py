@@ -1,4 +1,4 @@
-"""The digest of a model's files, which takes a while for large ones: an observer receives its progress."""
+"""Digests of a model's files; large files take a while, so an observer receives progress."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PART = 1 << 20
 
 
 class Told:
-    """The progress of a reading, for an observer.
+    """Reports the progress of reading to an observer.
 
     Args:
-        total: bytes that are read.
+        total: number of bytes to read.
         observer: receives progress, after the first second.
     """
 
@@ -27,7 +27,7 @@ class Told:
         self._started = time.monotonic()
 
     def tell(self, done: float) -> None:
-        """So many bytes are read."""
+        """Report that this many bytes have been read."""
         seconds = time.monotonic() - self._started
         if seconds >= _SOON:
             left = seconds * (self._total - done) / done if done else None
@@ -36,7 +36,7 @@ class Told:
 
 
 def digests(files: Sequence[Path], observer: Observer) -> list[str]:
-    """SHA-256 of each file, in hexadecimal digits."""
+    """Return SHA-256 of each file, in hexadecimal."""
     told, done, found = Told(sum(path.stat().st_size for path in files), observer), 0, []
     buffer = memoryview(bytearray(_PART))
     for path in files:

@@ -1,4 +1,4 @@
-"""Errors of the libraries that read a model's files, told in one line."""
+"""Reports errors of the libraries that read a model's files in one line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from detgen.models.refusing import raised_in
 
 @contextmanager
 def explained(name: str, file: str | None = None) -> Iterator[None]:
-    """Tell in one line what goes wrong inside, whatever a library raises over a damaged or hostile file.
+    """Turn whatever a library raises inside the block, over a damaged or hostile file, into an error of one line.
 
     Args:
-        name: of the model.
-        file: of its folder that is read inside, where it is one.
+        name: name of the model.
+        file: the file of its folder that is read inside, if it is a single one.
 
     Raises:
         EngineError: names the model, the file and the reason.
@@ -30,7 +30,7 @@ def explained(name: str, file: str | None = None) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """One line of an error."""
+    """Return one line of an error."""
     text = str(error).strip()
     if "trust_remote_code" in text:
         return "it needs code of its own, which detgen does not run; if you trust it, give --trust-remote-code"

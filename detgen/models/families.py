@@ -1,4 +1,4 @@
-"""Families of decoders, a row of traits each: what their parts are called, and in which order they follow."""
+"""Families of decoders, each a row of traits: names of parts, and their order."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from typing import Any, NamedTuple
 
 
 class Family(NamedTuple):
-    """The traits of a family; names are those of modules.
+    """The traits of a family; names are names of modules.
 
     Attributes:
         inner: the decoder without its output layer.
-        embedding: of the tokens.
-        embedding_norm: of the embeddings.
-        positions: a table that is added to the embeddings, and what is added to a position to find it there.
+        embedding: embedding of the tokens.
+        embedding_norm: norm of the embeddings.
+        positions: a table that is added to the embeddings, and the offset of a position in it.
         layers: the layers.
         final: the norm after them.
         head: the output layer.
-        logit_factor: the setting that logits are multiplied by, as far as a model has it.
+        logit_factor: the setting that logits are multiplied by, if a model has it.
         attention: a layer's attention; a dot leads into a module inside.
-        state: what a layer has in its place, or beside it, if it keeps a state, as far as a model has such layers.
-        qkv: its query, key and value; one name if they are one.
-        gated: whether what gives queries gives gates of the attention's results, too, a head's behind its query.
-        own_gate: what gives gates of the attention's results by itself; "" for nothing.
+        state: the module in its place, or beside it, in layers that keep a state, if a model has such layers.
+        qkv: its query, key and value; one name if they are joined.
+        gated: whether the query layer also gives gates of the attention's results, each head's after its query.
+        own_gate: the separate layer that gives gates of the attention's results; "" for none.
         by_head: whether a joined query, key and value goes by key heads: each has its queries, its key and its value
-            behind each other.
-        parts: as how many parts a joined one goes, each with queries, values and keys of its heads; 0 for none.
-        out: what follows the attention.
-        head_norms: norms of queries and keys, as far as a model has them.
-        rotated_first: whether they come after the rotation.
+            one after another.
+        parts: number of parts of a joined one, each with queries, values and keys of its heads; 0 for none.
+        out: the layer after the attention.
+        head_norms: norms of queries and keys, if a model has them.
+        rotated_first: whether these norms come after the rotation.
         scaled_queries: whether queries are multiplied by the attention's `scaling` before it.
-        rotates: the setting of an attention that says whether it rotates queries and keys, as far as a model has one;
-            of several names any.
-        interleaved: which entries of a head are rotated together, see `Rotate`; a string names a setting that says it.
-        latent: whether queries, keys and values come out of short vectors; `qkv` is not looked at then.
-        mlp: a layer's feed-forward; "" if its parts are the layer's own; of several names the first that a layer has.
+        rotates: the setting of an attention that says whether it rotates queries and keys, if a model has one;
+            any of several names.
+        interleaved: which entries of a head are rotated together, see `Rotate`; a string names a setting for it.
+        latent: whether queries, keys and values are made from short vectors; `qkv` is then ignored.
+        mlp: a layer's feed-forward; "" if its parts are the layer's own; of several names, the first that a layer has.
         gate: the gate, if there is one; joined with `up` if `up` is empty.
         up: the first linear layer, beside the gate.
         down: the last one.
         norms: before and after the attention, before and after the feed-forward; of several names the first that a
             layer has.
-        state_norms: the same of layers that keep a state, if they are others.
-        parallel: whether the feed-forward reads what the attention reads, not what it adds; a string names the setting
-            that says so.
+        state_norms: the same for layers that keep a state, if they differ.
+        parallel: whether the feed-forward reads the attention's input instead of its output; a string names the
+            setting for it.
     """
 
     inner: str = "model"
@@ -311,5 +311,5 @@ FAMILIES = {
 
 
 def first_of(module: Any, names: str | None) -> Any:
-    """The first of the modules of these names that a module has; None if it has none."""
+    """Return the first module of these names that a module has; None if it has none."""
     return next((found for name in (names or "").split() if (found := getattr(module, name, None)) is not None), None)

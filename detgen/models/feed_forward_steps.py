@@ -95,7 +95,7 @@ class ExpertSteps:
         self._gate = Buffer("shared gate", 1)
 
     def open(self, program: Program, name: str, read: Buffer, *, wanted: bool, hidden: Buffer | None = None) -> None:
-        """Append what reads the layer's rows; a router with a norm of its own reads them before they are normed."""
+        """Append the steps that read the layer's rows; a router with its own norm reads them before they are normed."""
         told = read
         if self._routed is not None:
             assert hidden is not None, "what it norms is there"
@@ -192,11 +192,11 @@ def _one(weight: Any) -> list[Any]:
 
 
 def _turns(weight: np.ndarray | Quantized) -> list[Any]:
-    """A gate and what it opens, of one weight, or of a bias, in which they take turns."""
+    """Split a weight, or bias, in which gates alternate with the outputs that they multiply."""
     of = (slice(None, None, 2), slice(1, None, 2))
     return [rows_of(weight, part) for part in of]
 
 
 def _each(weights: np.ndarray | Quantized) -> list[Any]:
-    """The weights of each expert, of [experts, outputs, inputs]."""
+    """Return the weight of each expert, from [experts, outputs, inputs]."""
     return [rows_of(weights, i) for i in range(weights.shape[0])]

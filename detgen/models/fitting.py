@@ -1,4 +1,4 @@
-"""Checks what has to fit: weights and configuration, how they are asked for, memory, a target and its draft model."""
+"""Checks that things fit: weights and configuration, requested formats, memory, a target and its draft model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_method(config: Any) -> None:
-    """Refuse weights that are quantized in other ways than those of bitsandbytes and MXFP4.
+    """Raise if weights are quantized in any way but bitsandbytes or MXFP4.
 
     Raises:
         ValueError: names the method.
@@ -38,10 +38,10 @@ def check_method(config: Any) -> None:
 
 
 def check_unquantized(name: str, quant: QuantName, config: Any) -> None:
-    """Refuse to quantize once more what is quantized.
+    """Raise if quantized weights are to be quantized again.
 
     Raises:
-        EngineError: if that is asked for.
+        EngineError: if they are.
     """
     if (is_quantized(config) or is_mxfp4(config)) and quant != "none":
         how = "in MXFP4" if is_mxfp4(config) else "quantized by bitsandbytes"
@@ -52,7 +52,7 @@ def check_unquantized(name: str, quant: QuantName, config: Any) -> None:
 
 
 def check_mergeable(name: str, adapter: str, config: Any) -> None:
-    """Refuse to merge an adapter into weights that are quantized.
+    """Raise if an adapter is to be merged into quantized weights.
 
     Raises:
         EngineError: if they are.
@@ -65,7 +65,7 @@ def check_mergeable(name: str, adapter: str, config: Any) -> None:
 
 
 def check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
-    """Refuse a configuration that asks for more memory than there is, or for much more than its weights are.
+    """Raise if a configuration needs more memory than there is, or much more than its weights take.
 
     Raises:
         ValueError: with both sizes.
@@ -81,9 +81,9 @@ def check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
 
 
 def check_memory(model: nn.Module, elements: int, dtype: Any) -> None:
-    """Refuse more parameters in a number format than there is memory; what is no format is not looked at.
+    """Raise if the parameters do not fit into memory in a number format; without a format, check nothing.
 
-    What latent attention is expanded to counts, too.
+    The expanded form of latent attention counts, too.
 
     Raises:
         ValueError: with both sizes.
@@ -101,7 +101,7 @@ def check_memory(model: nn.Module, elements: int, dtype: Any) -> None:
 
 
 def check_numbers(tensors: Sequence[Tensor], config: Any, *, trusted: bool) -> None:
-    """Refuse whole numbers where a model that is not quantized has others; transformers would convert them.
+    """Raise if weights of an unquantized model are whole numbers; transformers would convert them.
 
     Raises:
         ValueError: names the tensor.
@@ -124,10 +124,10 @@ def check_numbers(tensors: Sequence[Tensor], config: Any, *, trusted: bool) -> N
 
 
 def check_weights(loading: dict[str, Any], model: nn.Module) -> None:
-    """Refuse weights that are not those that the configuration describes; transformers would make some up.
+    """Raise if the weights are not those of the configuration; transformers would make up the missing ones.
 
     Raises:
-        ValueError: names the first of them.
+        ValueError: names the first that differs.
     """
     wrong = sorted((str(key[0]), key[1:]) for key in loading.get("mismatched_keys") or ())
     if wrong:

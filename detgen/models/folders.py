@@ -1,7 +1,7 @@
-"""Looks at a model's folder before anything is loaded from it: what is there, and whether its settings make sense.
+"""Check a model's folder before anything is loaded from it: its files, and whether its settings make sense.
 
-A folder may come from a stranger. What is wrong with it is said in one line that names the file, before a library
-stumbles over it, and before the engine is imported: only JSON and the headers of weights are read here.
+A folder may come from a stranger. Errors are one line that names the file, reported before a library stumbles over it
+and before the engine is imported: only JSON and the headers of weights are read here.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _EXPERTS = re.compile(r"num_experts|num_local_experts|n_routed_experts")
 
 
 def local_place(source: str | Path, name: str) -> Path | None:
-    """The folder or the GGUF file that a model's name stands for; None for a name on the hub.
+    """Return the folder or GGUF file that a model's name stands for; None for a name on the hub.
 
     Args:
-        source: as the user gave it.
-        name: what messages call it.
+        source: source as the user gave it.
+        name: name in messages.
 
     Raises:
         EngineError: if it is neither a folder, nor a file, nor a name that the hub could have.
@@ -81,12 +81,12 @@ class Tensor(NamedTuple):
     """A tensor in a safetensors file.
 
     Attributes:
-        name: of the weight.
-        file: its name.
+        name: name of the weight.
+        file: name of the file.
         dtype: number format, as safetensors names it.
-        shape: as the file says it.
-        at: its first byte.
-        size: bytes.
+        shape: shape given in the file.
+        at: offset of the first byte.
+        size: number of bytes.
     """
 
     name: str
@@ -101,8 +101,8 @@ class Stored(NamedTuple):
     """The weights in a folder.
 
     Attributes:
-        size: bytes of their files.
-        tensors: those in safetensors files; empty if they are in others.
+        size: bytes of the files.
+        tensors: tensors in safetensors files; empty for other files.
     """
 
     size: int
@@ -110,7 +110,7 @@ class Stored(NamedTuple):
 
     @property
     def dtypes(self) -> frozenset[str]:
-        """Number formats of the tensors, as safetensors names them; empty if that is not known."""
+        """Number formats of the tensors, as safetensors names them; empty if unknown."""
         return frozenset(tensor.dtype for tensor in self.tensors)
 
 
@@ -138,7 +138,7 @@ def check_folder(folder: Path, name: str, *, trusted: bool) -> Stored:
 
 
 class WrongFileError(Exception):
-    """What is wrong with a file; begins with its name."""
+    """A file is wrong; the message begins with its name."""
 
 
 class _NoConfig(Exception):  # noqa: N818 (no error of the folder's, just no model)
@@ -146,7 +146,7 @@ class _NoConfig(Exception):  # noqa: N818 (no error of the folder's, just no mod
 
 
 def model_files(folder: Path, *, trusted: bool) -> list[Path]:
-    """The files of a folder that can change an output, in order of their names; its code only if it is trusted."""
+    """Return the files of a folder that can change an output, ordered by name; code only if it is trusted."""
     found = [p for p in folder.iterdir() if p.suffix in SUFFIXES]
     found += folder.glob("additional_chat_templates/*.jinja")
     if trusted:
@@ -183,7 +183,7 @@ def _check(folder: Path, *, trusted: bool) -> Stored:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file that can be read; a WrongFileError if it cannot."""
+    """Return the size of a readable file in bytes; raise WrongFileError if it cannot be read."""
     try:
         found = path.stat()
     except OSError as error:
@@ -196,7 +196,7 @@ def size_of(path: Path) -> int:
 
 
 def _parse(file: str, content: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text, its objects made by `pairs`."""
+    """Return the value of a JSON text, with objects made by `pairs`."""
     try:
         return json.loads(content, object_pairs_hook=pairs)
     except RecursionError:
@@ -208,7 +208,7 @@ def _parse(file: str, content: bytes, pairs: Callable[[list[tuple[str, Any]]], A
 
 
 def object_of(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; a WrongFileError if it holds none."""
+    """Return the object in a JSON file; raise WrongFileError if it holds none."""
     settings = _parse(path.name, path.read_bytes())
     if not isinstance(settings, dict):
         raise WrongFileError(f"{path.name}: it must hold an object, not {shown(settings)}")
@@ -216,7 +216,7 @@ def object_of(path: Path) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """A value as JSON, cut where it is long."""
+    """Return a value as JSON, shortened if long."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -243,7 +243,7 @@ def _check_tokens(file: str, settings: dict[str, Any]) -> None:
 
 
 def _check_code(file: str, settings: dict[str, Any], *, trusted: bool) -> None:
-    """Refuse code that comes from elsewhere: transformers would fetch it, and no digest would cover it."""
+    """Raise if code comes from elsewhere: transformers would fetch it, and no digest would cover it."""
     for key, value in _nested(settings):
         names = str(value)
         if key == "auto_map" and trusted and "--" in names:
@@ -277,7 +277,7 @@ def _check_counts(config: dict[str, Any], most_layers: int) -> None:
 
 
 def _check_quantized(config: dict[str, Any], tensors: list[Tensor]) -> None:
-    """Refuse weights that are said to be of few bits and are not."""
+    """Raise if weights are said to be in few bits but are not."""
     settings = config.get("quantization_config")
     said = isinstance(settings, dict) and settings.get("quant_method") == "bitsandbytes"
     if said and tensors and not any(tensor.dtype in ("U8", "I8") for tensor in tensors):
@@ -288,7 +288,7 @@ def _check_quantized(config: dict[str, Any], tensors: list[Tensor]) -> None:
 
 
 def _weights(folder: Path, files: dict[str, int], config: dict[str, Any]) -> tuple[int, list[Tensor] | None]:
-    """Bytes of the tensors that transformers will load, and each of them if they are in safetensors files."""
+    """Return the weights that transformers will load: their bytes, and each tensor if in safetensors files."""
     explicit = config.get("transformers_weights")
     if explicit is not None:
         if explicit not in files:
@@ -328,7 +328,7 @@ def _shards(index: Path, files: dict[str, int]) -> list[str]:
 
 
 def tensors_of(path: Path, length: int) -> list[Tensor]:
-    """The tensors of a safetensors file, whose header must fit its length."""
+    """Return the tensors of a safetensors file, whose header must match its length."""
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
         if length < 8 or header > min(length - 8, _LARGEST_HEADER):
@@ -361,7 +361,7 @@ def tensors_of(path: Path, length: int) -> list[Tensor]:
 
 
 def _once(file: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object that has each key once: readers differ in which of two they take."""
+    """Make an object whose keys are unique: readers differ in which duplicate they take."""
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:

@@ -1,4 +1,4 @@
-"""What a model's generation_config.json changes in greedy texts of transformers' `generate`, and not in detgen's."""
+"""Settings of a generation_config.json that change greedy texts of transformers' `generate` but not detgen's."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _SETTINGS: dict[str, tuple[Any, str | None]] = {
 
 
 def unapplied_settings(folder: Path, params: SamplingParams) -> list[str]:
-    """A sentence for each setting that makes greedy texts of `generate` differ from detgen's; none for a GGUF file.
+    """Return a sentence for each setting that makes `generate`'s greedy texts differ from detgen's; none for GGUF.
 
     Args:
-        folder: of a model that has been loaded.
+        folder: folder of a loaded model.
         params: the defaults of all lines; a setting whose parameter the user has set is not mentioned.
     """
     path = folder / "generation_config.json"

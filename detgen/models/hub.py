@@ -1,4 +1,4 @@
-"""Brings a model from the Hugging Face hub into the hub's cache on this machine. Imports huggingface_hub only."""
+"""Download a model from the Hugging Face hub into the local cache. This module imports only huggingface_hub."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _found: dict[tuple[str, bool], Path] = {}  # by name, and whether its code is wa
 
 
 def fetched(name: str, observer: Observer, *, trusted: bool) -> Path:
-    """The folder with a model of the hub; what is not in the cache yet is downloaded.
+    """Return the folder of a model from the hub, downloading the files that are not cached yet.
 
-    A process asks the hub once: what is checked first and what is loaded later are the same commit.
+    A process asks the hub once, so that it checks and loads the same commit.
 
     Args:
         name: OWNER/NAME.
         observer: receives the progress of a download.
-        trusted: whether its code is wanted too.
+        trusted: whether to fetch its code, too.
 
     Raises:
         EngineError: if the hub has no such model, or cannot be reached and the cache does not have it.
@@ -73,7 +73,7 @@ def _fetch(name: str, observer: Observer, *, trusted: bool) -> Path:
 
 
 def _wanted(files: list[str], *, trusted: bool) -> list[str]:
-    """The files of a repository of which the model is made, its weights in one form."""
+    """Return the files of a repository that make up the model, with weights in one format."""
     top = [f for f in files if "/" not in f or f.startswith("additional_chat_templates/")]
     weights = [f for f in top if _WEIGHTS.fullmatch(f)]
     weights = [f for f in weights if f.endswith(".safetensors")] or weights
@@ -83,10 +83,10 @@ def _wanted(files: list[str], *, trusted: bool) -> list[str]:
 
 
 def _cached(name: str, reason: str) -> Path:
-    """The folder in the cache.
+    """Return the folder in the cache.
 
     Raises:
-        EngineError: there is none; with the reason why the hub was not asked.
+        EngineError: if there is none; says why the hub was not asked.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -97,10 +97,10 @@ def _cached(name: str, reason: str) -> Path:
 
 
 def _within(seconds: float, function: Callable[[], _T]) -> _T:
-    """What a function returns; it is given up after some seconds, even where it waits for a name server.
+    """Return a function's result; give up after some seconds, even if it is waiting for a name server.
 
     Raises:
-        TimeoutError: it took longer.
+        TimeoutError: if it took longer.
     """
     found: list[_T] = []
     failed: list[BaseException] = []
@@ -122,7 +122,7 @@ def _within(seconds: float, function: Callable[[], _T]) -> _T:
 
 
 def _bar(observer: Observer | None) -> type[Any]:
-    """The progress bar that the hub's library draws by, whose figures go to an observer."""
+    """Return a progress bar for the hub's library that sends its figures to an observer."""
     from tqdm import tqdm
 
     started = time.monotonic()

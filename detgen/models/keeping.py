@@ -1,14 +1,14 @@
-"""What transformers has told of a model, kept between runs: asking it again takes seconds, mostly to import it.
+"""Facts about a model learned from transformers, kept between runs: asking again takes seconds, mostly to import it.
 
-Kept are the model's modules without their weights, its tokenizer, and what its own forward gave (`OwnForward`), all of
-which follow from the model's files, the settings and the versions of libraries. Packed passes are compared each time a
-model is prepared, kept or not (`detgen/runner/comparing.py`). Nothing is kept of models with code of their own, of
-those that transformers itself has to load, of GGUF files about which it need not be asked
-(`detgen/models/gguf/plain.py`), and where the user's cache cannot be written.
+What is kept: the model's modules without weights, its tokenizer, and the results of its own forward (`OwnForward`); all
+follow from the model's files, the settings and the versions of libraries. Packed passes are compared each time a model
+is prepared, kept or not (`detgen/runner/comparing.py`). Nothing is kept for models with code of their own, models that
+transformers itself has to load, GGUF files that need no answers from it (`detgen/models/gguf/plain.py`), or where the
+user's cache cannot be written.
 
-What was told of the embedded models is shipped beside them, so that not even their first run asks. It is what the
-versions of the release told, by its own code, whatever is installed: the models are the release's, too. A test compares
-it with what is told today (`tests/tools/test_keep_demo_models.py`).
+The facts about the embedded models are shipped beside them, so that not even their first run asks. They come from the
+library versions of the release, whatever is installed: the models belong to the release, too. A test compares them with
+today's answers (`tests/tools/test_keep_demo_models.py`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _SHIPPED, _USUAL = ("target", "draft"), ("auto", "none", None)
 
 
 class Kept(NamedTuple):
-    """What is kept of a model.
+    """What is kept about a model.
 
     Attributes:
-        facts: what JSON can hold.
-        arrays: the rest, by names.
+        facts: everything that JSON can hold.
+        arrays: the rest, by name.
     """
 
     facts: dict[str, Any]
@@ -58,7 +58,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, facts: dict[str, Any], arrays: Mapping[str, np.ndarray], own: OwnForward) -> Kept:
-        """With what a model's own forward has told."""
+        """Add the results of a model's own forward to facts and arrays."""
         layout, depth = own.layout, own.depth
         traits = [t and asdict(t) for t in layout.traits]
         found = {"cached": layout.cached, "traits": traits, "group": layout.group, "states": layout.states}
@@ -73,7 +73,7 @@ class Kept(NamedTuple):
 
     @property
     def own(self) -> OwnForward:
-        """What its own forward has told."""
+        """The results of its own forward."""
         found, arrays = self.facts["own"], self.arrays
         traits = [traits and AttentionTraits(**traits) for traits in found["traits"]]
         states = tuple(shape and StateShape(*shape) for shape in found["states"])
@@ -84,7 +84,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Kept | None:
-        """What a file holds; None if there is none, or if it is damaged."""
+        """Read a file; return None if it is missing or damaged."""
         try:
             content = path.read_bytes()
             if hashlib.sha256(content[_DIGEST:]).digest() != content[:_DIGEST]:
@@ -96,14 +96,14 @@ class Kept(NamedTuple):
         return cls(facts, arrays)
 
     def packed(self) -> bytes:
-        """The content of such a file."""
+        """Return the content of such a file."""
         facts = np.frombuffer(json.dumps(self.facts).encode(), dtype=np.uint8)
         content = save({**self.arrays, _FACTS: facts})
         return hashlib.sha256(content).digest() + content
 
 
 def shipped(path: Path, *asked: object) -> Path | None:
-    """The file in which it is shipped what was told of a model used in one way, if it is; arguments as `Place`."""
+    """Return the shipped file about a model used in one way, None if there is none; arguments as for `Place`."""
     for role in _SHIPPED:
         if asked == (role, *_USUAL) and os.path.realpath(path) == os.path.realpath(DEMO / role):
             return DEMO / f"{role}.kept"
@@ -111,11 +111,11 @@ def shipped(path: Path, *asked: object) -> Path | None:
 
 
 class Place:
-    """Where something is kept of one model, used in one way.
+    """Where facts about one model, used in one way, are kept.
 
     Args:
         path: folder or file of the model.
-        asked: all that it depends on besides the model's files.
+        asked: everything that the facts depend on besides the model's files.
     """
 
     def __init__(self, path: Path, *asked: object) -> None:
@@ -127,11 +127,11 @@ class Place:
             self._path = None if versions is None else user_cache() / "models" / hashlib.sha256(facts).hexdigest()
 
     def read(self) -> Kept | None:
-        """What is kept, else what is shipped; None if there is neither, or it is damaged."""
+        """Return what is kept, else what is shipped; None if both are missing or damaged."""
         return next((kept for path in (self._path, self._shipped) if path and (kept := Kept.read(path))), None)
 
     def write(self, kept: Kept) -> None:
-        """Keep that, if the folder can be written."""
+        """Keep facts, if the folder can be written."""
         if self._path is None:
             return
         folder = self._path.parent
@@ -150,7 +150,7 @@ class Place:
 
 @cache
 def _versions() -> tuple[object, ...] | None:
-    """Of all that decides what is told: libraries and the code here that asks; None if some of that has no version."""
+    """Return the versions of everything that decides the facts: libraries and code here; None if any has none."""
     try:
         versions = [version(package) for package in _PACKAGES]
     except PackageNotFoundError:

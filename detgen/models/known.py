@@ -1,4 +1,4 @@
-"""The models on this machine, and what each takes in memory, by the headers of their files. Loads nothing."""
+"""The models on this machine, and the memory each takes, read from the headers of their files. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WITHOUT_KEYS = ("linear_attention", "conv", "mamba", "moe", "mlp")  # kinds of 
 
 
 class Tried(NamedTuple):
-    """A family of transformers, as `benchmarks/families.py` found that it runs.
+    """A family of transformers, and how it runs according to `benchmarks/families.py`.
 
     Attributes:
         name: the type of its models.
@@ -43,21 +43,21 @@ class Tried(NamedTuple):
 
 
 def tried_families() -> tuple[str, list[Tried]]:
-    """The version of transformers whose families were tried, and what became of each."""
+    """Return the version of transformers whose families were tried, and the result for each."""
     said = json.loads((Path(__file__).parent / "tried.json").read_text(encoding="utf-8"))
     return said["transformers"], [Tried(name, *row) for name, row in said["families"].items()]
 
 
 class Known(NamedTuple):
-    """A model, or why it is none. Sizes are about right: what is laid out for the processor may be a little larger.
+    """A model, or why it cannot be loaded. Sizes are approximate: weights laid out for the CPU may be a little larger.
 
     Attributes:
-        name: what `--target` calls it.
+        name: its name for `--target`.
         family: its class in transformers, or its architecture in a GGUF file.
         whole: whether its family is known to run whole.
-        parameters: how many numbers its weights are.
-        stored: bytes of the weights as they are stored, which they also take in memory.
-        weights: bytes by number format and quantization; empty where they stay as they are stored.
+        parameters: number of weights.
+        stored: bytes of the weights as stored, which is also what they take in memory.
+        weights: bytes by number format and quantization; empty where weights stay as stored.
         kv: bytes of a token in the KV cache, in float32; None if the settings do not say.
         error: why it cannot be loaded; None if nothing is known to be wrong.
     """
@@ -73,10 +73,10 @@ class Known(NamedTuple):
 
 
 def known_models(names: list[str]) -> Iterator[Known]:
-    """Those that are named; without names, the embedded ones and those in the hub's cache.
+    """Return the named models; without names, the embedded ones and those in the hub's cache.
 
     Args:
-        names: as `--target` takes them; a folder with models stands for all of them.
+        names: names as for `--target`; a folder of models stands for all of them.
     """
     for name in names or ["embedded:target", *EMBEDDED, *_in_hub_cache()]:
         place = Path(name)
@@ -89,11 +89,11 @@ def known_models(names: list[str]) -> Iterator[Known]:
 
 
 def known(name: str, place: Path | None = None) -> Known:
-    """What the files of a model say.
+    """Return what the files of a model say.
 
     Args:
-        name: of the model.
-        place: its folder or file; None if the name says it, or is one on the hub.
+        name: name of the model.
+        place: its folder or file; None if the name tells, or is a name on the hub.
     """
     try:
         place = place or local_place(name, name) or _in_hub_cache().get(name)
@@ -105,7 +105,7 @@ def known(name: str, place: Path | None = None) -> Known:
 
 
 def _in_hub_cache() -> dict[str, Path]:
-    """Folders of the models that the hub's library keeps, by their names."""
+    """Return the folders of the models in the hub's cache, by name."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
@@ -140,7 +140,7 @@ def _folder(name: str, place: Path) -> Known:
 
 
 def kv_of(settings: Mapping[str, Any]) -> int | None:
-    """Bytes of keys and values of a token, in float32, by the settings of a model; None if they do not say."""
+    """Return the bytes of a token's keys and values in float32, by a model's settings; None if they do not say."""
     text = settings.get("text_config") or settings
     if any(text.get(name) for name in ("per_layer_config", "global_head_dim")):
         return _by_layer(text)
@@ -160,7 +160,7 @@ def kv_of(settings: Mapping[str, Any]) -> int | None:
 
 
 def _by_layer(settings: Mapping[str, Any]) -> int | None:
-    """The same where some layers have key heads of their own, as Gemma 4's; the last ones may keep nothing."""
+    """Like `kv_of`, where some layers have key heads of other sizes, as in Gemma 4; the last may keep nothing."""
     kinds, found = settings.get("layer_types") or [], 0
     listed = settings.get("per_layer_config") or {}
     for i, kind in enumerate(kinds[: len(kinds) - _number(settings, "num_kv_shared_layers")]):
@@ -174,7 +174,7 @@ def _by_layer(settings: Mapping[str, Any]) -> int | None:
 
 
 def _by_layer_of(said: Mapping[str, Any]) -> int | None:
-    """The same of what a GGUF file says; None if its layers have heads of one size."""
+    """Like `_by_layer`, for a GGUF file; None if all layers have heads of one size."""
     windows, heads = said.get("attention.sliding_window_pattern"), said.get("attention.head_count_kv")
     if not isinstance(windows, tuple) or "attention.key_length_swa" not in said:
         return None
@@ -185,12 +185,12 @@ def _by_layer_of(said: Mapping[str, Any]) -> int | None:
 
 
 def _number(settings: Mapping[str, Any], *names: str) -> int:
-    """The first setting of these names that is a number; 0 if none is."""
+    """Return the first setting of these names that is a number; 0 if there is none."""
     return next((found for name in names if type(found := settings.get(name)) is int), 0)
 
 
 def _with_keys(settings: Mapping[str, Any]) -> int | None:
-    """How many layers keep keys and values; some keep a state instead. None if the settings do not say."""
+    """Return how many layers keep keys and values, not just a state; None if the settings do not say."""
     if settings.get("model_type") in ("mamba", "falcon_mamba", "mamba2"):
         return 0
     if isinstance(pattern := settings.get("hybrid_override_pattern"), str):  # Nemotron H's
@@ -217,14 +217,14 @@ def _is_linear(tensor: Tensor) -> bool:
 
 
 def _kv(layers: int, heads: int, width: int, size: int, kept: int) -> int | None:
-    """Bytes of keys and values of a token, in float32; None if the settings do not say.
+    """Return the bytes of a token's keys and values in float32; None if the settings do not say.
 
     Args:
-        layers: that keep some.
-        heads: of queries.
-        width: of a hidden state.
-        size: of a head; 0 if heads share the width.
-        kept: heads of keys and values; 0 for as many as of queries.
+        layers: number of layers that keep some.
+        heads: number of query heads.
+        width: entries of a hidden state.
+        size: entries of a head; 0 if heads share the width.
+        kept: number of key and value heads; 0 for as many as query heads.
     """
     return 2 * 4 * layers * (kept or heads) * (size or width // heads) if layers and heads and width else None
 

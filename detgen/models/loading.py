@@ -62,7 +62,7 @@ _STORED = {frozenset({"BF16"}): BFLOAT16, frozenset({"F16"}): FLOAT16}
 
 
 def pick_device(name: str) -> Device:
-    """The device of `--device`.
+    """Return the device that `--device` names.
 
     Raises:
         EngineError: if there is no such device here.
@@ -82,7 +82,7 @@ def pick_device(name: str) -> Device:
 
 
 def _cuda_devices() -> int:
-    """How many there are for torch, which is not imported to be asked where there is no driver."""
+    """Return how many CUDA devices torch sees; without a driver, torch is not even imported."""
     if "torch" not in sys.modules:
         try:
             ctypes.CDLL("libcuda.so.1")
@@ -103,16 +103,16 @@ def load_model(
     role: Role | None = None,
     adapter: str | Path | None = None,
 ) -> LoadedModel:
-    """Load a decoder with transformers, or as it is kept from the last time.
+    """Load a decoder with transformers, or from what was kept the last time.
 
     Args:
         source: folder in the Hugging Face layout, GGUF file, or a hub name.
-        name: its name in messages and in the manifest.
-        dtype: number format in which weights are kept; auto is the checkpoint's own. The arithmetic's is float32.
+        name: name in messages and in the manifest.
+        dtype: number format in which weights are kept; auto is the checkpoint's own. Arithmetic is in float32.
         quant: quantization of its linear layers.
         trusted: whether the model's own code may run (`--trust-remote-code`).
         observer: receives progress.
-        role: as what it is kept, which is for models that the native pass knows; None keeps nothing.
+        role: role under which to keep it, for models that the native pass knows; None keeps nothing.
         adapter: folder of an adapter that is merged into its weights before they are quantized; None for none.
 
     Raises:
@@ -209,13 +209,13 @@ def load_model(
 
 
 def _chosen(dtype: DTypeName, stored: Stored, *, quantized: bool) -> np.dtype[Any]:
-    """The number format in which weights are read."""
+    """Return the number format in which weights are read."""
     own: np.dtype[Any] = _STORED.get(stored.dtypes - {"U8", "I8"} if quantized else stored.dtypes, FLOAT32)
     return DTYPES.get(dtype, own)
 
 
 def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:
-    """Reads as `read` does all weights of a model once, `size` bytes, and tells how far that is."""
+    """Wrap `read` so that reading all weights of a model once, `size` bytes, reports progress."""
     told, done, entries = Told(size, observer), 0, sum(parameter.numel() for parameter in model.parameters())
 
     def reading(parameter: nn.Parameter, rows: slice = ALL) -> Weight:
@@ -229,7 +229,7 @@ def _told(read: Read, model: nn.Module, size: int, observer: Observer) -> Read:
 
 
 def load_tokenizer(source: str | Path, name: str, *, trusted: bool = False, observer: Observer | None = None) -> Any:
-    """The tokenizer of a model, without the model; arguments and errors as `load_model`."""
+    """Load the tokenizer of a model without the model; arguments and errors as for `load_model`."""
     place = local_place(source, name) or fetched(str(source), observer or Unobserved(), trusted=trusted)
     if place.is_file():
         return gguf_tokenizer(place, name)
@@ -239,7 +239,7 @@ def load_tokenizer(source: str | Path, name: str, *, trusted: bool = False, obse
 
 
 def digest_of(source: str | Path, name: str, *, trusted: bool = False, observer: Observer | None = None) -> str:
-    """The digest of a model, without loading it; arguments and errors as `load_model`."""
+    """Return the digest of a model without loading it; arguments and errors as for `load_model`."""
     observer = observer or Unobserved()
     place = local_place(source, name) or fetched(str(source), observer, trusted=trusted)
     with explained(name):
@@ -247,10 +247,10 @@ def digest_of(source: str | Path, name: str, *, trusted: bool = False, observer:
 
 
 def adapter_digest_of(adapter: Adapter, observer: Observer) -> str:
-    """The digest of an adapter.
+    """Return the digest of an adapter.
 
     Raises:
-        EngineError: a file of it cannot be read.
+        EngineError: if one of its files cannot be read.
     """
     with explained(adapter.name):
         return adapter.digest(observer)

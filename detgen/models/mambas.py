@@ -1,4 +1,4 @@
-"""Mixers of Mamba-2 and of the first Mamba, those of all families that have them: description and steps."""
+"""Mixers of Mamba-2 and of the first Mamba, in all families that have them: descriptions and steps."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def mamba(of: Description, net: Any) -> Mamba:
 
 
 def _grouped_norm(of: Description, net: Any) -> tuple[Norm | None, bool]:
-    """Of its results, by groups, and whether it comes before the gate."""
+    """Return the norm of its results, by groups, and whether it comes before the gate."""
     norm = net.norm
     if is_torch(norm, "Identity"):
         return None, False
@@ -87,7 +87,7 @@ def _grouped_norm(of: Description, net: Any) -> tuple[Norm | None, bool]:
 
 
 class MambaSteps:
-    """A Mamba-2 mixer, as steps take it; attributes as those of `AttentionSteps`."""
+    """A Mamba-2 mixer, as steps take it; attributes as for `AttentionSteps`."""
 
     name, ends = "mamba", "out_proj"
 
@@ -193,7 +193,7 @@ def _norm(of: Description, norm: Any, size: int) -> Norm | None:
 
 
 class SelectiveMambaSteps:
-    """A mixer of the first Mamba, as steps take it; attributes as those of `AttentionSteps`."""
+    """A mixer of the first Mamba, as steps take it; attributes as for `AttentionSteps`."""
 
     name, ends = "mamba", "out_proj"
 

@@ -1,4 +1,4 @@
-"""Memory for KV buffers: zeros that take none until they are written; and how much there is."""
+"""Memory for KV buffers (zeros that take none until written), and how much memory there is."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _OURS = getattr(mmap, "MADV_DONTFORK", None)
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Array:
-    """Zeros, on CUDA as a tensor; on a CPU, only the pages that are written are ever taken from the machine.
+    """Return zeros, on CUDA as a tensor; on a CPU, the machine provides only the pages that are written.
 
-    Copies of the process (`engine/bounded.py`) do not have them: else passes would have to copy the pages they write.
+    Forks of the process (`engine/bounded.py`) do not inherit them, or passes would have to copy the pages they write.
 
     Raises:
-        EngineError: if there is no such memory.
+        EngineError: if there is not enough memory.
     """
     if device.type != "cpu":
         import torch
@@ -52,19 +52,19 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Array
 
 
 def give_back() -> None:
-    """Give the machine what is free between what is in use; the GNU C library keeps it otherwise."""
+    """Return free memory between blocks in use to the machine; the GNU C library would keep it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def check_room(mebibytes: int, purpose: str) -> None:
-    """Refuse to begin what a limit on the process's address space (`ulimit -v`) leaves no room for.
+    """Raise if a limit on the process's address space (`ulimit -v`) leaves too little room for a purpose.
 
-    Some libraries end the process by a signal if they get no memory, without a word.
+    Some libraries silently end the process by a signal if they get no memory.
 
     Raises:
-        EngineError: less is left.
+        EngineError: if less is left.
     """
     left = _left()
     if left is not None and left < mebibytes << 20:
@@ -72,7 +72,7 @@ def check_room(mebibytes: int, purpose: str) -> None:
 
 
 def _left() -> int | None:
-    """Bytes that may still be added to the process's address space; None for any number."""
+    """Return the bytes that the process's address space may still grow by; None without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -82,10 +82,10 @@ def _left() -> int | None:
 
 
 def free_memory(device: Device, mebibytes: int = 0) -> int:
-    """Bytes for the KV caches where the user does not say how many: a share of what is free.
+    """Return the default size of the KV caches in bytes: a share of the free memory.
 
-    A limit on the process's address space (`ulimit -v`) counts like the machine's memory. There, what is never touched
-    counts too, so the `mebibytes` that are needed besides are left out.
+    A limit on the process's address space (`ulimit -v`) counts like the machine's memory. Memory that is never touched
+    counts against it, too, so the `mebibytes` needed for other purposes are subtracted.
     """
     if device.type == "cuda":
         return int(_free(device) * 0.8)
@@ -95,7 +95,7 @@ def free_memory(device: Device, mebibytes: int = 0) -> int:
 
 
 def room_beside(device: Device, reserved: int) -> int:
-    """Bytes that are free beside what a KV cache of so many bytes may come to take."""
+    """Return the bytes that are free beside a KV cache that may grow to `reserved` bytes."""
     if device.type == "cuda":
         return _free(device)  # it has taken them
     left = _left()  # which it has taken

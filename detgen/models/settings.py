@@ -1,4 +1,4 @@
-"""A model's configuration and tokenizer, and what they say of its sequences."""
+"""A model's configuration and tokenizer, and the limits and ends of sequences that follow from them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from detgen.models.wrappers import settings_of_text
 
 
 def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:
-    """The configuration of what is loaded from a folder, which `check_folder` has looked at, and its tokenizer.
+    """Load the configuration and tokenizer from a folder that `check_folder` has checked.
 
     Raises:
-        EngineError: as `load_model`.
+        EngineError: as for `load_model`.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -31,7 +31,7 @@ def load_settings(folder: Path, name: str, *, trusted: bool) -> tuple[Any, Any]:
 
 
 def context_of(config: Any) -> int:
-    """Most positions of a sequence.
+    """Return the most positions that a sequence may have.
 
     Some rotary embeddings change their frequencies when a pass has a position beyond the original context, which would
     make a row depend on its neighbours' positions: such models are limited to that context.
@@ -48,7 +48,7 @@ def context_of(config: Any) -> int:
 
 
 def ends_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """End-of-sequence ids of the generation settings and of the tokenizer."""
+    """Return the end-of-sequence ids of the generation settings and the tokenizer."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
     for ids in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):

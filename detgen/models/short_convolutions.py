@@ -1,6 +1,6 @@
-"""Short convolutions, what stands for an attention in most layers of LFM2, and what other mixers with states share.
+"""Short convolutions, which replace attention in most layers of LFM2, and what other mixers with states share.
 
-Each kind of mixer is described, and turned into steps.
+Each kind of mixer is described and turned into steps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def convolution_shape(net: Any) -> StateShape:
-    """What a net keeps of a sequence."""
+    """Return what a net keeps of a sequence."""
     return StateShape(channels=net.conv.in_channels, taps=net.conv_kernel_size)
 
 
 def short_convolution(of: Description, net: Any) -> ShortConvolution:
-    """The description of a transformers module; arguments and errors as `delta_net`."""
+    """Describe a transformers module; arguments and errors as for `delta_net`."""
     shape = convolution_shape(net)
     weight, bias = taps_of(of, net.conv, shape)
     each, projected = shape.channels, of.linear(net.in_proj)
@@ -40,7 +40,7 @@ def short_convolution(of: Description, net: Any) -> ShortConvolution:
 
 
 def taps_of(of: Description, convolution: Any, shape: StateShape) -> tuple[np.ndarray, np.ndarray | None]:
-    """The weight, [taps, channels], and the bias of a convolution of each channel.
+    """Return the weight, [taps, channels], and bias of a convolution of each channel.
 
     Raises:
         UnknownError: if it is another one.
@@ -60,7 +60,7 @@ class Taps:
         self._activation = activation
 
     def build(self, program: Program, name: str, x: Buffer, states: LayerStates) -> Buffer:
-        """Append its step; the buffer of its results."""
+        """Append its step; return the buffer of its results."""
         to = Buffer("convolved", x.width)
         program.add(
             Convolve(
@@ -79,7 +79,7 @@ class Taps:
 
 
 class Gates:
-    """What opens or closes the results of a mixer: a linear layer of what it read, as steps take it."""
+    """Gates of a mixer's results: a linear layer of its input, as steps take it."""
 
     def __init__(self, linear: Linear, activation: Activation, form: Form, keep: Keep) -> None:
         self._weight, self._factor, self._activation = joint([linear], form, keep), linear.factor, activation
@@ -94,14 +94,14 @@ class Gates:
 
 
 def wanted_rows(program: Program, x: Buffer, read: Buffer, *, last: bool) -> tuple[Buffer, Buffer]:
-    """Results and what they are made of; in the last layer, append what takes the wanted rows of both."""
+    """Return results and their inputs; in the last layer, append the steps that take the wanted rows of both."""
     if not last:
         return x, read
     return taken(program, f"rows wanted, {x.name}", x), taken(program, "rows wanted, normed", read)
 
 
 class ShortConvolutionSteps:
-    """A short convolution, as steps take it; attributes as those of `AttentionSteps`."""
+    """A short convolution, as steps take it; attributes as for `AttentionSteps`."""
 
     name, ends = "conv", "out_proj"
 
@@ -112,7 +112,7 @@ class ShortConvolutionSteps:
         self.out, self.factor = joint([net.out], form, keep), net.out.factor
 
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
-        """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
+        """Append its steps; return the buffer of its results, in the last layer for the wanted rows."""
         assert where.states is not None, "there is room for them"
         width = self._x.outputs
         mixed, gates = Buffer("mixed", width), Buffer("gates of values", width)
