@@ -1,4 +1,4 @@
-"""A loaded model: what it is, as it is kept between runs, and what is imported to load one."""
+"""A loaded model, its form kept between runs, and the imports needed to load one."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class LoadedModel:
         digest: SHA-256 over its weights, configuration and tokenizer; of a GGUF file, its own.
         context: most positions of a sequence.
         eos: token ids that end a sequence.
-        form: in which the native pass keeps linear layers: quantized by it, or none for as they are.
-        read: gives the weight of a parameter.
+        form: form in which the native pass keeps linear layers: quantized by it, or none for unchanged.
+        read: returns the weight of a parameter.
         dtype: number format that was asked for.
-        own: what its own forward has told, if that is kept; then `model` only says what there is, and computes nothing.
-        keep: keeps that for the next time; None if it is not to be kept.
+        own: results of its own forward, if kept; then `model` only describes the modules and computes nothing.
+        keep: keeps these results for the next time; None if they are not to be kept.
         adapter: digest of the adapter that was merged into its weights; None for none.
         adapter_dtype: number format that the merged weights were rounded to; None for no adapter.
         vocabulary: entries of the logits.
@@ -87,7 +87,7 @@ class LoadedModel:
 
     @property
     def thinking(self) -> ThinkingStatesForCausalLM | None:
-        """The model, if it is one that thinks."""
+        """The model, if it thinks."""
         return self.model if thinks(self.model) else None
 
     @property
@@ -108,7 +108,7 @@ class LoadedModel:
 
     @property
     def packed_bytes(self) -> int:
-        """About what its weights take once they are packed."""
+        """About the bytes that its weights take once packed."""
         few = _BITS.get(self.form, 0) / 8
 
         def each(p: nn.Parameter) -> float:
@@ -121,14 +121,14 @@ class LoadedModel:
         return int(sum(p.numel() * each(p) for p in self.model.parameters()) + more)
 
     def whole(self) -> PreTrainedModel:
-        """The model with its weights in memory, for those who run it by transformers."""
+        """Return the model with its weights in memory, to be run by transformers."""
         if self.read is not held:
             fill(self.model, self.read)
         return self.model
 
 
 def rule_of(dtype: DTypeName) -> Form | None:
-    """The rule of tensor cores by which a number format has products added up; None for none."""
+    """Return the rule of tensor cores by which products of a number format are added up; None for none."""
     form = PAIRED_FORMS.get(dtype)
     return None if form == "pairs" else form
 
@@ -146,11 +146,11 @@ def kept_model(
     """A model as it is kept, if these are its files.
 
     Args:
-        at: where it is kept.
+        at: the place where it is kept.
         path: folder or file of the model.
         name: its name in messages.
         dtype: number format that is asked for.
-        form: in which the native pass keeps linear layers.
+        form: form in which the native pass keeps linear layers.
         observer: receives progress.
         reading: gives what reads its weights, if that can be done.
         load_tokenizer: loads transformers' own tokenizer, if that is asked for something.
@@ -177,7 +177,7 @@ def kept_model(
 def to_be_kept(
     loaded: LoadedModel, at: Place, path: Path, facts: dict[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> LoadedModel:
-    """The model, which is to be kept at a place with these facts and arrays besides, if that can be done."""
+    """Return the model, set to be kept at a place with these further facts and arrays, if possible."""
     skeleton = skeleton_of(loaded.model)
     if skeleton is None:
         return loaded
@@ -194,7 +194,7 @@ def to_be_kept(
 
 
 def torch_for(name: str, observer: Observer) -> None:
-    """Import PyTorch, which takes seconds, to load a model of that name."""
+    """Import PyTorch, which takes seconds, to load the model of that name."""
     observer.stage("loading PyTorch")
     import_torch()
     use_threads(None)  # which it is to have, too

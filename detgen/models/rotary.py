@@ -1,4 +1,4 @@
-"""Frequencies of rotary embeddings, worked out from a model's settings, the same bits on every machine.
+"""Frequencies of rotary embeddings, computed from a model's settings with the same bits on every machine.
 
 Temperature tuning of attention (Nakanishi, arXiv 2501.19399): queries grow with the logarithm of their position.
 """
@@ -23,7 +23,7 @@ class Rotary(NamedTuple):
 
     Attributes:
         frequencies: float32 [n], for 2 n entries of a head.
-        amplitude: of the cosines and sines.
+        amplitude: amplitude of the cosines and sines.
     """
 
     frequencies: np.ndarray
@@ -31,14 +31,14 @@ class Rotary(NamedTuple):
 
 
 def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
-    """What a transformers rotary embedding does; None if that is not what its settings describe.
+    """Describe a transformers rotary embedding; None if it does not do what its settings say.
 
     Args:
         module: the embedding.
-        kind: that of the layer, where kinds of layers have settings of their own.
+        kind: kind of the layer, where each kind has its own settings.
 
     Raises:
-        ValueError: it turns by no angles that can be computed.
+        ValueError: if its angles cannot be computed.
     """
     settings: dict[str, Any] = getattr(module.config, "rope_parameters", None) or {}
     prefix, type_ = "", module.rope_type
@@ -68,14 +68,14 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
 
 
 def plain_rotary(base: float, n: int) -> Rotary:
-    """That of so many frequencies of a base, without anything else."""
+    """Return the unmodified embedding with a number of frequencies of a base."""
     found = frequencies_of({"rope_theta": base}, "default", n)
     assert found is not None, "it is the default"
     return Rotary(found, 1.0)
 
 
 def frequencies_of(settings: dict[str, Any], type_: str, n: int) -> np.ndarray | None:
-    """So many frequencies by the settings of a type; None if that is not known."""
+    """Return a number of frequencies by the settings of a type; None if the type is unknown."""
     base = float(settings["rope_theta"])
     one = np.float32(1)
     exponents = np.arange(0, 2 * n, 2, dtype=np.float32) / np.float32(2 * n)
@@ -99,7 +99,7 @@ def frequencies_of(settings: dict[str, Any], type_: str, n: int) -> np.ndarray |
 
 
 def _llama3(found: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
-    """Llama 3.1's: long waves by a factor, those between in parts."""
+    """Llama 3.1's: long waves are stretched by a factor, medium ones in part."""
     factor, context = np.float32(settings["factor"]), settings["original_max_position_embeddings"]
     low, high = settings["low_freq_factor"], settings["high_freq_factor"]
     waves = np.float32(2 * math.pi) / found
@@ -132,9 +132,9 @@ class Tuning(NamedTuple):
     """Queries are multiplied by 1 + by * log(1 + floor((position + offset) / every)).
 
     Attributes:
-        every: positions.
-        by: see there.
-        offset: likewise.
+        every: number of positions per step.
+        by: factor of the logarithm.
+        offset: added to positions.
     """
 
     every: float
@@ -142,14 +142,14 @@ class Tuning(NamedTuple):
     offset: int
 
     def factors(self, positions: int) -> np.ndarray:
-        """Those of the first positions, float32 [positions], each rounded once."""
+        """Return the factors of the first positions, float32 [positions], each rounded once."""
         steps = np.floor((np.arange(positions, dtype=np.float64) + self.offset) / self.every)
         found: np.ndarray = (1 + self.by * logarithm(1 + steps)).astype(np.float32)
         return found
 
 
 def tuning_of(attention: Any, config: Any) -> Tuning | None:
-    """That of a module of transformers, of a model with a configuration; None for none."""
+    """Return the tuning of a transformers module in a model with that configuration; None for none."""
     if getattr(attention, "attn_temperature_tuning", False) and not attention.use_rope:  # Llama 4's
         return Tuning(float(attention.floor_scale), float(attention.attn_scale), 1)
     if type(attention).__name__ in ("Ministral3Attention", "Mistral4Attention"):

@@ -1,6 +1,6 @@
 """The modules of a model without their weights, as plain data: names, numbers and shapes.
 
-Modules made of it again read like the model to whoever describes it, without transformers and torch.
+Modules rebuilt from it look like the model to code that describes it, without transformers and torch.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ class Parameter:
 
     @property
     def ndim(self) -> int:
-        """How many sizes there are."""
+        """Number of dimensions."""
         return len(self.shape)
 
     def numel(self) -> int:
-        """How many numbers it would have."""
+        """Number of entries it would have."""
         return math.prod(self.shape)
 
     def element_size(self) -> int:
-        """Bytes of one of them."""
+        """Bytes of an entry."""
         return self.dtype.itemsize
 
 
 class Module:
-    """A module that computes nothing; what is asked of it is called as torch calls it."""
+    """A module that computes nothing; its methods have torch's names."""
 
     def __init__(self) -> None:
         self.__dict__["_parts"] = {}, {}, {}  # modules, parameters, buffers
 
     def put(self, kind: int, name: str, value: Any) -> None:
-        """Take a module (0), a parameter (1) or a buffer (2)."""
+        """Add a module (0), a parameter (1) or a buffer (2)."""
         self._parts[kind][name] = value
 
     def __getattr__(self, name: str) -> Any:
@@ -66,7 +66,7 @@ class Module:
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """The modules in it."""
+        """Direct submodules, by name."""
         yield from ((name, part) for name, part in self._parts[0].items() if part is not None)
 
     def named_modules(self) -> Iterator[tuple[str, Module]]:
@@ -103,11 +103,11 @@ class Module:
         yield from (part for _, part in self.named_parameters())
 
     def named_buffers(self) -> Iterator[tuple[str, np.ndarray]]:
-        """What it has of numbers that are no parameters."""
+        """Its buffers: numbers that are not parameters."""
         yield from self._named(2, recurse=True)
 
     def state_dict(self) -> dict[str, Parameter]:
-        """What files have of it."""
+        """Its parameters by name, as files have them."""
         return dict(self.named_parameters())
 
 
@@ -126,7 +126,7 @@ class _Modules(Module):
 
 
 def is_torch(module: Any, name: str) -> bool:
-    """Whether a module, of torch or of a skeleton, is of that class in torch itself."""
+    """Whether a module, of torch or of a skeleton, is of that class of torch itself."""
     kind = type(module)
     return kind.__name__ == name and kind.__module__.startswith("torch.nn.")
 
@@ -137,7 +137,7 @@ def is_parameter(value: Any) -> bool:
 
 
 class Settings:
-    """A configuration's values, as attributes."""
+    """Values of a configuration, as attributes."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -148,10 +148,10 @@ class Settings:
 
 
 def skeleton_of(model: Any) -> dict[str, Any] | None:
-    """A transformers model as data that JSON can hold; None if it has a configuration of parts.
+    """Return a transformers model as data that JSON can hold; None if its configuration has parts.
 
     Args:
-        model: its parameters may be on `meta`.
+        model: the model; its parameters may be on `meta`.
     """
     if model.config.get_text_config() is not model.config:
         return None
@@ -206,7 +206,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def model_of(skeleton: dict[str, Any]) -> Any:
-    """The modules of a skeleton."""
+    """Rebuild the modules of a skeleton."""
     parameters = [Parameter(tuple(shape), np.dtype(dtype)) for shape, dtype in skeleton["parameters"]]
     configs = [Settings(values) for values in skeleton["configs"]]
     model: Any = _made(skeleton["modules"], parameters, configs)
@@ -232,6 +232,6 @@ def _made(taken: dict[str, Any], parameters: list[Parameter], configs: list[Sett
 
 @cache
 def _class(name: str, *, torch: bool) -> type[Module]:
-    """A class of modules by that name, which is all that is asked of it."""
+    """Make a class of modules with that name; only the name matters."""
     base = _Modules if name == "ModuleList" else Module
     return type(name, (base,), {"__module__": "torch.nn.modules" if torch else __name__})

@@ -1,4 +1,4 @@
-"""What the steps of layers are made of: linear layers side by side, norms, angles."""
+"""Building blocks of the steps of layers: linear layers side by side, norms, angles."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Keep: TypeAlias = Callable[[np.ndarray], Array]
 
 
 def as_it_is(x: np.ndarray) -> Array:
-    """Keeps an array where it was made."""
+    """Return an array unchanged: keep it where it was made."""
     return x
 
 
 class Angles:
-    """Cosines and sines of the positions so far, by what rotates, and factors of queries, by what tunes them."""
+    """Cosines and sines of positions so far, by rotary embedding, and factors of queries, by tuning."""
 
     def __init__(self, keep: Keep) -> None:
         self.positions = 0
@@ -40,13 +40,13 @@ class Angles:
         self._factors: dict[Tuning, Array] = {}
 
     def reach(self, positions: int) -> None:
-        """Have room for that many positions, and some more."""
+        """Make room for that many positions, and some more."""
         self.positions = max(_POSITIONS, 1 << (positions - 1).bit_length())
         self._tables.clear()
         self._factors.clear()
 
     def of(self, rotary: Rotary) -> tuple[Array, Array]:
-        """Cosines and sines, [positions, angles] each."""
+        """Return cosines and sines, [positions, angles] each."""
         key = rotary.frequencies.tobytes(), rotary.amplitude
         if key not in self._tables:
             cosines, sines = turns(rotary.frequencies, rotary.amplitude, 0, self.positions)
@@ -54,19 +54,19 @@ class Angles:
         return self._tables[key]
 
     def factors(self, tuning: Tuning) -> Array:
-        """Those of queries, [positions]."""
+        """Return the factors of queries, [positions]."""
         if tuning not in self._factors:
             self._factors[tuning] = self._keep(tuning.factors(self.positions))
         return self._factors[tuning]
 
 
 class Entries(NamedTuple):
-    """Where a layer keeps what it knows of sequences.
+    """Where a layer keeps keys, values and states of sequences.
 
     Attributes:
         keys: see `Cache`.
         values: likewise.
-        states: None of a layer that keeps none.
+        states: None for a layer that keeps none.
     """
 
     keys: Array
@@ -101,9 +101,9 @@ class Branch(NamedTuple):
     """Where the results of an attention or a feed-forward go.
 
     Attributes:
-        into: takes them.
-        norm: that they go through; None for none.
-        wanted: whether they are those of the wanted rows.
+        into: takes the results.
+        norm: norm applied to them first; None for none.
+        wanted: whether they are of the wanted rows only.
     """
 
     into: Into
@@ -116,7 +116,7 @@ class Branch(NamedTuple):
         return Buffer("branch", self.into.buffer.width)
 
     def add(self, program: Program, name: str, weight: Weight, x: Buffer) -> None:
-        """Append the linear layer whose results they are."""
+        """Append the linear layer that gives the results."""
         to = self.into if self.norm is None else Into(self.before)
         program.add(steps.Linear(name=name, wanted=self.wanted, x=x, to=to, weight=weight))
         if self.norm is not None:
@@ -146,7 +146,7 @@ def side_by_side(linears: list[Linear], form: Form, keep: Keep) -> list[tuple[in
 
 
 def kept(weight: Weight, keep: Keep) -> Weight:
-    """The same weight, its arrays where they are kept."""
+    """Return the weight with its arrays where they are kept."""
     found: Weight = each(weight, keep)
     return found
 

@@ -1,6 +1,6 @@
-"""Weights that are read from their file when they are wanted, a parameter at a time.
+"""Weights that are read from their file when needed, one parameter at a time.
 
-The parameters of such a model have shapes, and no memory: they are of a skeleton, or on torch's `meta` device.
+The parameters of such a model have shapes but no memory: they belong to a skeleton, or are on torch's `meta` device.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ class Read(Protocol):
 
 
 def held(parameter: Any, rows: slice = ALL) -> np.ndarray:
-    """The weight of a parameter that has one; else a placeholder."""
+    """Return the weight of a parameter that has one, else a placeholder."""
     if isinstance(parameter, Parameter):
         return placeholder(parameter.shape, parameter.dtype)[rows]
     return array(parameter)[rows]
 
 
 def whole(weight: Weight) -> np.ndarray:
-    """A weight as an array, in float32 if it is kept in few bits."""
+    """Return a weight as an array, in float32 if it is kept in few bits."""
     return weight.weight() if isinstance(weight, Quantized) else weight
 
 
 def turned(module: nn.Module) -> bool:
-    """Whether a module has its weights the other way round, [..., inputs, outputs]: GPT-2's, experts of some."""
+    """Whether a module has transposed weights, [..., inputs, outputs]: GPT-2's, and experts of some families."""
     return type(module).__name__ in ("Conv1D", "Llama4TextExperts") or bool(getattr(module, "is_transposed", False))
 
 
 def taken(module: nn.Module, weight: Weight) -> torch.Tensor:
-    """A weight as a module takes it: few bits are kept [..., outputs, inputs]."""
+    """Return a weight as a module takes it; in few bits it stays [..., outputs, inputs]."""
     other = isinstance(weight, Quantized) and turned(module)
     return tensor(np.ascontiguousarray(whole(weight).swapaxes(-1, -2)) if other else whole(weight))
 
@@ -83,14 +83,14 @@ class Place(NamedTuple):
     """Where a weight lies in a file.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         kind: number format, one of `_KINDS`.
-        shape: as it is stored.
-        at: its first byte.
-        name: that the file has for it.
-        order: which of its rows comes first, second and so on; None leaves them.
-        columns: which of its columns does, likewise.
-        change: which of `CHANGES` makes float32 numbers, in that order, what the model takes; None leaves them.
+        shape: shape as stored.
+        at: offset of the first byte.
+        name: its name in the file.
+        order: new order of its rows; None leaves them.
+        columns: new order of its columns; None leaves them.
+        change: which of `CHANGES` turns float32 numbers, in that order, into what the model takes; None for none.
     """
 
     path: Path
@@ -112,7 +112,7 @@ class Place(NamedTuple):
         """The weight, or some consecutive rows of it.
 
         Raises:
-            EngineError: if the file has become shorter, or a scale is not finite.
+            EngineError: if the file has been truncated, or a scale is not finite.
         """
         if any(one is not None for one in (self.order, self.columns, self.change)):
             weight = self._changed(self._made(self._bytes()))
@@ -129,7 +129,7 @@ class Place(NamedTuple):
         return math.prod(self.shape) // kind.entries * kind.size
 
     def _bytes(self) -> np.ndarray:
-        """As they are stored, [blocks, bytes of a block]."""
+        """Return the stored bytes, [blocks, bytes of a block]."""
         left = data = np.empty(self.size, np.uint8)
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.at)
@@ -141,7 +141,7 @@ class Place(NamedTuple):
         return data.reshape(-1, _KINDS[self.kind].size)
 
     def _changed(self, weight: Weight) -> Weight:
-        """The weight in the model's order, as the model takes it."""
+        """Return the weight in the model's order, as the model takes it."""
         if self.order is not None:
             weight = weight.rows(self.order) if isinstance(weight, Quantized) else weight[self.order]
         if self.columns is not None:
@@ -151,7 +151,7 @@ class Place(NamedTuple):
         return weight
 
     def _made(self, data: np.ndarray) -> Weight:
-        """The weight of bytes, [blocks, bytes of a block]."""
+        """Make the weight from bytes, [blocks, bytes of a block]."""
         kind = _KINDS[self.kind]
         if kind.weights is None:
             plain: np.ndarray = data.reshape(-1).view(_PLAIN[self.kind]).reshape(self.shape)
@@ -167,11 +167,11 @@ class Place(NamedTuple):
 
 
 class SideBySide(NamedTuple):
-    """Where weights of experts lie whose parts are tensors of all of them: gates, and what they open.
+    """Where weights of experts lie whose parts (gates, and what they multiply) are one tensor for all experts.
 
     Attributes:
         parts: [experts, outputs, inputs] each; of biases, [experts, outputs].
-        in_turns: whether the outputs of the parts take turns, instead of all of the first part's coming first.
+        in_turns: whether the outputs of the parts alternate, instead of following part by part.
         turned: whether the model takes numbers as [experts, inputs, outputs]; few bits stay as they are.
     """
 
@@ -203,11 +203,11 @@ class SideBySide(NamedTuple):
 
 
 class Below(NamedTuple):
-    """Where the rows of a weight lie that are several tensors.
+    """Where a weight lies whose rows are several tensors.
 
     Attributes:
         parts: [outputs, inputs] each.
-        order: which of all their rows comes first, second and so on; None leaves them.
+        order: new order of all their rows; None leaves them.
     """
 
     parts: tuple[Place, ...]
@@ -237,7 +237,7 @@ class Below(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Where a weight lies that makes keys and values of what is kept of a token, head by head.
+    """Where a weight lies that turns what is kept of a token into keys and values, head by head.
 
     Attributes:
         parts: keys, [heads, inputs, outputs], as queries take them, and values, [heads, outputs, inputs].
@@ -269,17 +269,17 @@ class Heads(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Where the weights of experts lie: each one's parts follow each other, and the experts too.
+    """Where the weights of experts lie: part after part for each expert, expert after expert.
 
     Attributes:
-        parts: of each expert, all of the same shapes.
+        parts: parts of each expert, all of the same shapes.
     """
 
     parts: tuple[tuple[Lying, ...], ...]
 
     @classmethod
     def of(cls, parts: Sequence[Sequence[Lying | None]]) -> Stack | None:
-        """From the parts that there are; None if one is missing or has another shape, or they are no matrices."""
+        """Combine the parts; None if one is missing or differs in shape, or they are not matrices."""
         there = tuple(tuple(part for part in expert if part is not None) for expert in parts)
         shapes = {tuple(part.shape for part in expert) for expert in there}
         if len(shapes) > 1 or any(len(expert) != len(of) for expert, of in zip(there, parts, strict=True)):
@@ -311,12 +311,12 @@ class Reader:
     """Reads the weights of a model.
 
     Args:
-        model: whose parameters have no memory.
-        places: of its parameters, by their names.
-        dtype: which numbers get that a file has as such; None leaves them as they are.
+        model: its parameters have no memory.
+        places: places of its parameters, by name.
+        dtype: number format of unquantized numbers; None leaves it.
 
     Attributes:
-        places: of its parameters, by their names.
+        places: as above.
     """
 
     def __init__(self, model: nn.Module, places: Mapping[str, Lying], dtype: np.dtype[Any] | None = None) -> None:
@@ -326,7 +326,7 @@ class Reader:
 
     @property
     def size(self) -> int:
-        """Bytes of all weights as they are read."""
+        """Bytes of all weights as read."""
         return sum(
             size
             if (size := getattr(place, "size", None)) and (self._dtype is None or not _is_plain(place))
@@ -345,18 +345,18 @@ class Reader:
 
 
 def _one_of(kinds: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """The number format that all parts have; float32 if they have several."""
+    """Return the number format of all parts; float32 if they differ."""
     return kinds[0] if len({*kinds}) == 1 else FLOAT32
 
 
 def _is_plain(place: Lying) -> bool:
-    """Whether a file has the numbers themselves."""
+    """Whether a file has the numbers themselves, unquantized."""
     parts = [part for expert in place.parts for part in expert] if isinstance(place, Stack) else [place]
     return all(isinstance(part, Place | SideBySide | Below | Heads) for part in parts)
 
 
 def damaged(model: nn.Module, read: Read) -> str | None:
-    """The first tensor with an entry that is infinite or no number, as its file calls it; None if there is none."""
+    """Return the file's name of the first tensor with an infinite or NaN entry; None if there is none."""
     for name, parameter in model.named_parameters():
         if not np.isfinite(floats(whole(read(parameter)))).all():
             place = read.places[name] if isinstance(read, Reader) else None
@@ -365,7 +365,7 @@ def damaged(model: nn.Module, read: Read) -> str | None:
 
 
 def fill(model: Any, read: Read, dtype: np.dtype[Any] | None = None) -> None:
-    """Give a model its weights, in memory and in that number format; None leaves those in which they are read."""
+    """Load a model's weights into memory, in a number format; None keeps the formats in which they are read."""
     from torch import nn
 
     wanted = None if dtype is None else torch_dtype(dtype)
@@ -378,9 +378,9 @@ def fill(model: Any, read: Read, dtype: np.dtype[Any] | None = None) -> None:
 
 
 def without_weights(config: Any, dtype: np.dtype[Any]) -> PreTrainedModel:
-    """A decoder whose parameters are on `meta`, and have that number format; its buffers are there, in their own.
+    """Make a decoder with parameters on `meta` in that number format; its buffers are in memory, in their own.
 
-    Single numbers, by which embeddings are multiplied, are rounded to it, as transformers does.
+    Scalar factors of embeddings are rounded to it, as transformers does.
     """
     import torch
     from accelerate import init_empty_weights

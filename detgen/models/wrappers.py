@@ -1,7 +1,7 @@
-"""Multimodal models, of which the text part runs: their towers, which see images or hear, are not even read.
+"""Multimodal models, of which only the text part runs: their towers for images and sound are not even read.
 
 Such a model is a wrapper with a language model inside. It runs by the wrapper's own class, so that positions, masks and
-names of weights are what transformers makes of them; without an image its towers have no say. Gemma 3n and 4 run by
+names of weights are what transformers makes of them; without an image its towers have no effect. Gemma 3n and 4 run by
 the class that transformers has for their text part: it cannot make the wrapper of one without timm, and those of the
 other look at an embedding, which has no numbers before it is read.
 """
@@ -30,7 +30,7 @@ _BESIDE = re.compile(  # in these, and in Llama 3.2's
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that makes a model of a configuration: of multimodal ones where no other does."""
+    """Return the transformers class that makes a configuration's model: a multimodal one only if no other does."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM
 
     classes = AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM
@@ -38,7 +38,7 @@ def auto_class(config: Any) -> Any:
 
 
 def settings_of_text(config: Any) -> Any:
-    """The configuration of the text part, if that is loaded by itself; otherwise the one that is given."""
+    """Return the configuration of the text part if that is loaded by itself, otherwise the given one."""
     if config.model_type not in _BY_TEXT_PART:
         return config
     text = config.get_text_config()
@@ -49,7 +49,7 @@ def settings_of_text(config: Any) -> Any:
 
 
 def language_model(model: nn.Module) -> str | None:
-    """The path of the language model in a wrapper; None if the model is no wrapper."""
+    """Return the path of the language model in a wrapper; None if the model is not a wrapper."""
     for path in _PATHS:
         found = getattr(getattr(model, "model", None), path.partition(".")[2], None)
         if hasattr(found, "named_parameters"):
@@ -58,12 +58,12 @@ def language_model(model: nn.Module) -> str | None:
 
 
 def is_read_here_alone(model: PreTrainedModel) -> bool:
-    """Whether it is a wrapper that transformers does not load as a decoder."""
+    """Whether a model is a wrapper that transformers does not load as a decoder."""
     return language_model(model) is not None and "CausalLM" not in auto_class(model.config).__name__
 
 
 def without_towers(model: PreTrainedModel) -> set[str]:
-    """Leave out what is beside the language model, in place; the names of the tensors that were there."""
+    """Remove everything beside the language model, in place; return the names of the removed tensors."""
     path = language_model(model)
     if type(model).__name__ == "MllamaForCausalLM":
         _without_crossing(model)
@@ -84,7 +84,7 @@ def without_towers(model: PreTrainedModel) -> set[str]:
 
 
 def _without_crossing(model: Any) -> None:
-    """Leave out the layers of Llama 3.2 that do nothing without an image, and say that files may have them."""
+    """Remove the layers of Llama 3.2 that do nothing without an image, and allow files to have them."""
     crossing = [i for i in model.config.cross_attention_layers if i < len(model.model.layers)]
     for i in crossing:
         if next(model.model.layers[i].parameters(), None) is not None:
@@ -96,9 +96,9 @@ def _without_crossing(model: Any) -> None:
 
 
 def renaming(model: PreTrainedModel) -> Callable[[str], str]:
-    """What names in files become, as transformers renames them; those of a model that was never multimodal stay.
+    """Return how transformers renames the tensors of files; names of a model that was never multimodal stay.
 
-    Ask for it before the towers are left out.
+    Call it before the towers are removed.
     """
     if type(model).__name__ in _TEXT_PARTS:
         return lambda name: name.replace(f"{_PATH}.", "model.", 1)
@@ -117,7 +117,7 @@ def renaming(model: PreTrainedModel) -> Callable[[str], str]:
 
 
 def is_made(model: PreTrainedModel, name: str) -> bool:
-    """Whether transformers makes the parameter of that name of several others in files."""
+    """Whether transformers makes the parameter of that name from several tensors in files."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
@@ -126,7 +126,7 @@ def is_made(model: PreTrainedModel, name: str) -> bool:
 
 
 def of_text(names: Collection[str], left_out: set[str]) -> set[str]:
-    """The names that are no tensors of towers."""
+    """Return the names that are not tensors of towers."""
     towers = {name.rpartition(".")[0] for name in left_out}
     of_towers = {name for name in names if name.rpartition(".")[0] in towers or _BESIDE.match(name)}
     return set(names) - of_towers - left_out

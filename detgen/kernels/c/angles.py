@@ -1,7 +1,7 @@
 """Cosines and sines for rotary embeddings, the same bits on every machine.
 
-Libraries' powers and trigonometric functions round as they like; here powers are rounded correctly and the others are
-made of additions and multiplications in float64 (docs/numerics.md).
+Powers and trigonometric functions of libraries round differently; here powers are rounded correctly and the others use
+additions and multiplications in float64 (docs/numerics.md).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def power(base: float, exponent: float) -> float:
 
 
 def turns(frequencies: np.ndarray, amplitude: float, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of positions `first` to `last` - 1, times an amplitude.
+    """Return cosines and sines of positions `first` to `last` - 1, times an amplitude.
 
     Args:
         frequencies: float32 [n], not negative; angles are their products with the positions, in float32.
-        amplitude: of the results.
-        first: below 2 ** 17 * pi / 2, like `last`.
-        last: see there.
+        amplitude: amplitude of the results.
+        first: the first position, below 2 ** 17 * pi / 2, like `last`.
+        last: one past the last position.
 
     Returns:
         float32 [positions, n] each.

@@ -1,4 +1,4 @@
-"""A few steps as a function of tensors."""
+"""Steps as a function of tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _watch: Watch | None = None
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Call `watch` with each call inside the block."""
+    """Inside the block, pass each call to `watch`."""
     global _watch
     before, _watch = _watch, watch
     try:
@@ -33,12 +33,12 @@ def watching(watch: Watch) -> Iterator[None]:
 
 
 class Call:
-    """Steps that make rows of some tensors from the same rows of others; one call at a time.
+    """Steps that compute rows of some tensors from the same rows of others; one call at a time.
 
     Args:
         program: the steps.
-        reads: buffers that are given to it.
-        writes: buffers that it fills. Whatever other buffers there are it brings itself.
+        reads: buffers given by the caller.
+        writes: buffers that it fills; it allocates any others itself.
 
     Raises:
         EngineError: if the compiled library cannot be loaded.
@@ -57,14 +57,14 @@ class Call:
         """Run the steps by so many `threads`.
 
         Args:
-            xs: what is read, float32 [rows, width] each.
-            of: the rows of a pass, where steps need to know them.
+            xs: inputs, float32 [rows, width] each.
+            of: the rows of a pass, where steps need them.
 
         Returns:
-            What is written, float32 [rows, width] each.
+            Results, float32 [rows, width] each.
 
         Raises:
-            MemoryError: if there is no memory for what lies between.
+            MemoryError: if there is no memory for intermediate buffers.
         """
         count, task = len(xs[0]), self._pass
         xs = tuple(x.contiguous() for x in xs)

@@ -1,4 +1,4 @@
-"""How many threads the compiled library runs."""
+"""The number of threads of the compiled library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _last: int | None = None  # what one of them has asked for last, which holds for
 
 
 def use_threads(count: int | None) -> None:
-    """Have the passes of this thread run by so many threads, and torch's operators in it, if torch is there.
+    """Set the number of threads for passes of this thread, and for torch's operators in it if torch is loaded.
 
     Args:
         count: None leaves them as they are: as many as torch has; without it, `OMP_NUM_THREADS`, or one for each core
@@ -32,7 +32,7 @@ def use_threads(count: int | None) -> None:
 
 
 def threads() -> int:
-    """How many there are."""
+    """Return the number of threads."""
     if (asked := _asked()) is not None:
         return asked
     told = getattr(sys.modules.get("torch"), "get_num_threads", None)  # which is not there while it is imported

@@ -18,7 +18,7 @@ _LAST = (-1,)
 
 
 class NativeFunctions(TorchFunctionMode):
-    """Within it, what is known here is computed so; arguments that are not as expected go to torch."""
+    """Inside the block, known functions are computed natively; calls with unexpected arguments go to torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def _mean(x: torch.Tensor, dim: Any = None, keepdim: bool = False, dtype: torch.
 
 
 def _topk(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """By sorting, which has an order of equal entries; the names of the arguments are torch's."""
+    """Compute topk by sorting, which orders equal entries; the argument names are torch's."""
     values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
     return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
 

@@ -32,10 +32,10 @@ Take = Callable[[str, nn.Module, tuple[Any, ...], object], None]
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What a model's own forward runs beside native functions.
+    """The operators that a model's own forward runs beside native functions.
 
     Attributes:
-        proved: operators whose rows were compared, by their names; the bits rest on torch's kernels for them.
+        proved: names of the operators whose rows were compared; their bits depend on torch's kernels.
         refused: why the model is not row-invariant, as a clause; "" if it is.
     """
 
@@ -44,7 +44,7 @@ class Census:
 
 
 class Given(NamedTuple):
-    """What a forward is given of a pass: tensors of `InputBatch`."""
+    """The part of a pass that a forward gets: tensors of `InputBatch`."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -69,7 +69,7 @@ class GenericDecoder:
         chaining: likewise.
         model: as above.
         functions: replaces functions that its forward calls; None where that is not needed.
-        census: what its operators are; None before there was a census.
+        census: the census of its operators; None before it is taken.
     """
 
     concurrent = False
@@ -108,7 +108,7 @@ class GenericDecoder:
     def forward(
         self, batch: InputBatch, given: Given, exchange: Exchange | None = None, broken: list[int] | None = None
     ) -> torch.Tensor:
-        """The same, of what the forward is given of the batch."""
+        """Like `run`, with the part of the batch that the forward gets."""
         layers: Any = self.model.model.layers if exchange else ()
         with (
             attending(partial(self._attend, batch)),

@@ -1,4 +1,4 @@
-"""Torch's operators, by what they do to the entries of tensors; names are those of the base operators."""
+"""Torch's operators, classified by their effect on entries of tensors, under the names of the base operators."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ TELLING = _names(
 
 
 def base_name(func: Any) -> str:
-    """The operator's name without its overload, and without the mark of those that change their first argument."""
+    """Return the operator's name without its overload and without the mark of in-place variants."""
     name: str = func._schema.name.split("::")[1]
     return name[:-1] if name.endswith("_") and not name.startswith("__") else name
 
 
 def bound(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by their names, defaults among them."""
+    """Return the arguments by name, including defaults."""
     found = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
     return found | dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
 
 
 def written(func: Any) -> str | None:
-    """The name of the argument that the operator changes, if there is one."""
+    """Return the name of the argument that the operator changes, if any."""
     return next((a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write), None)
 
 
 def is_elementwise(func: Any) -> bool:
-    """Whether an entry of the result is made of the entries at its place."""
+    """Whether each entry of the result depends only on the entries at its place."""
     return torch.Tag.pointwise in func.tags or base_name(func) in _ELEMENTWISE
 
 
@@ -79,7 +79,7 @@ def is_exact(func: Any, named: dict[str, Any], tensors: Sequence[torch.Tensor]) 
     Args:
         func: the operator.
         named: the result of `bound`.
-        tensors: those among its arguments, and its results.
+        tensors: the tensors among its arguments and results.
     """
     name = base_name(func)
     if name in _ORDERING and not named.get("stable"):

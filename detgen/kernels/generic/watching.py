@@ -20,7 +20,7 @@ _NATIVE = "a native layer"
 
 
 class RefusedError(Exception):
-    """Something that leaves the rows' bits to chance, as a clause."""
+    """Something leaves the rows' bits to chance; the message is a clause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Watched(TorchDispatchMode):
     """Follows the labels of a pass.
 
     Args:
-        given: what the forward is given of the pass.
-        before: what was seen of another pass; None for the first one.
+        given: the part of the pass that the forward gets.
+        before: what was seen in another pass; None for the first one.
 
     Attributes:
         seen: of each operator that computes its name, its results' shapes and its numbers.
@@ -82,7 +82,7 @@ class Watched(TorchDispatchMode):
             self._labels.know(x, labels)
 
     def called(self, reads: list[torch.Tensor], writes: list[torch.Tensor], of: Rows | None) -> None:
-        """A call of the native library, which makes each row from the same row of what it reads."""
+        """Handle a call of the native library, which computes each row from the same row of its inputs."""
         known = self._labels
         with _disable_current_modes():
             labels = known.combined([known.along(known.of(x), [1], _NATIVE) for x in reads], _NATIVE)
@@ -94,12 +94,12 @@ class Watched(TorchDispatchMode):
                 known.know(x, labels.expand(x.shape).clone())
 
     def told(self, name: str, tensors: list[torch.Tensor]) -> None:
-        """Something that brings numbers from tensors to Python."""
+        """Refuse to bring numbers of rows from tensors to Python."""
         if any(has_rows(self._labels.of(x)) for x in tensors):
             raise RefusedError(f"{name} tells what rows hold, and what is computed may depend on it")
 
     def check(self, logits: torch.Tensor, wanted: torch.Tensor) -> None:
-        """Whether each row of the logits was made of the row that is wanted there, and of nothing else."""
+        """Refuse logits whose rows depend on anything but the row wanted there."""
         labels = self._labels.of(logits)
         self._refuse_mixed(labels)
         if len(labels) != len(wanted) or not bool((labels == wanted[:, None]).all()):

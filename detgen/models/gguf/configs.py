@@ -1,7 +1,7 @@
-"""Configurations of families of whose GGUF files transformers says too little, or something else: GPT-OSS, Gemma 3n, 4.
+"""Configurations of families whose GGUF files transformers reads incompletely or wrongly: GPT-OSS, Gemma 3n and 4.
 
-It takes no list with an entry for each layer, loses YaRN's numbers, and does not look at the kinds of layers. So these
-are made here of what a file says. Each of its settings has to be understood: one that is not could change every output.
+It accepts no list with an entry per layer, loses YaRN's numbers and ignores the kinds of layers, so configurations are
+made from the file here. Each setting has to be understood: one that is not could change every output.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _Value = TypeVar("_Value", int, float, str, bool, tuple[Any, ...])
 
 
 def not_understood(key: str, value: Any) -> ValueError:
-    """What is raised for a setting of a file."""
+    """Return the error for a setting of a file."""
     return ValueError(f"its setting {key} = {value} is not understood here; {ELSE}")
 
 
 class Said:
-    """What a file says of its architecture; what has been taken is understood.
+    """Settings of a file's architecture; those that have been taken count as understood.
 
     Attributes:
-        layers: how many there are.
+        layers: number of layers.
     """
 
     def __init__(self, header: Header) -> None:
@@ -51,10 +51,10 @@ class Said:
         self.layers = self.take("block_count", int)
 
     def take(self, name: str, kind: type[_Value], default: _Value | None = None) -> _Value:
-        """A setting.
+        """Take a setting.
 
         Raises:
-            ValueError: if it is of another kind, or is missing and has no default.
+            ValueError: if it is of another type, or is missing and has no default.
         """
         value = self._left.pop(name, default)
         if value is None:
@@ -64,19 +64,19 @@ class Said:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A setting that has been rounded to float32, as it was: the shortest that becomes that; errors as `take`."""
+        """Take a setting that was rounded to float32, as the shortest number that rounds to it; errors as `take`."""
         return float(str(np.float32(self.take(name, float, default))))
 
     def says(self, name: str) -> bool:
-        """Whether there is a setting that has not been taken."""
+        """Whether a setting is there and has not been taken."""
         return name in self._left
 
     def leave_out_foreseeing(self) -> None:
-        """Count no layers that foresee tokens, which come last and are not read; errors as `take`."""
+        """Do not count layers that predict further tokens, which come last and are not read; errors as `take`."""
         self.layers -= self.take("nextn_predict_layers", int, 0)
 
     def each(self, name: str, kind: type[_Value]) -> list[_Value]:
-        """A setting of each layer, or one for all of them; errors as `take`."""
+        """Take a setting given per layer, or once for all layers; errors as `take`."""
         value = self._left.get(name)
         if not isinstance(value, tuple):
             return [self.take(name, kind)] * self.layers
@@ -86,16 +86,16 @@ class Said:
         return list(value)
 
     def agree(self, name: str, wanted: int | str) -> None:
-        """Take a setting that says once more what is known, as far as there is one; errors as `take`."""
+        """Take a setting, if there is one, that must repeat a known value; errors as `take`."""
         if (value := self._left.pop(name, wanted)) != wanted:
             raise self.misunderstood(name, value)
 
     def misunderstood(self, name: str, value: Any) -> ValueError:
-        """What is raised for a setting."""
+        """Return the error for a setting."""
         return not_understood(self._prefix + name, value)
 
     def end(self) -> None:
-        """Refuse what is left."""
+        """Raise if any setting has not been taken."""
         for name, value in self._left.items():
             raise self.misunderstood(name, value)
 
@@ -117,7 +117,7 @@ def _common(of: Said, header: Header) -> dict[str, Any]:
 
 
 def rows_of(header: Header, tensor: str) -> int:
-    """How many rows a tensor has.
+    """Return the number of rows of a tensor.
 
     Raises:
         ValueError: if it is missing.
@@ -128,7 +128,7 @@ def rows_of(header: Header, tensor: str) -> int:
 
 
 def numbers_of(header: Header, path: Path, tensor: str) -> np.ndarray:
-    """The numbers of a small tensor; errors as `rows_of`."""
+    """Return the numbers of a small tensor; errors as `rows_of`."""
     rows_of(header, tensor)
     entry = header.tensors[tensor]
     return whole(Place(path, entry.kind, entry.shape, entry.at, tensor).read())

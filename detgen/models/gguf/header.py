@@ -1,6 +1,6 @@
 """The header of a GGUF file, llama.cpp's format of a model in one file: its settings, and where its tensors lie.
 
-A file may come from a stranger: what is wrong with it is said in one line. Nothing but the header is read here, and
+A file may come from a stranger: errors are reported in one line. Nothing but the header is read here, and
 neither torch nor a library is imported.
 """
 
@@ -31,10 +31,10 @@ class Entry(NamedTuple):
     """A tensor.
 
     Attributes:
-        kind: the name of its type.
-        shape: its sizes, the last one being that of entries that lie side by side.
-        at: its first byte in the file.
-        size: bytes.
+        kind: name of its type.
+        shape: its sizes; entries along the last axis are adjacent.
+        at: offset of its first byte in the file.
+        size: number of bytes.
     """
 
     kind: str
@@ -44,13 +44,13 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says of itself.
+    """The header of a file.
 
     Attributes:
-        architecture: what llama.cpp calls the family of the model.
+        architecture: llama.cpp's name of the model's family.
         settings: numbers and texts by their names, and lists with a number for each layer, as tuples; of another list
             only its length, as a range.
-        tensors: by their names.
+        tensors: tensors by name.
         lists: where each list of the settings begins.
     """
 
@@ -61,10 +61,10 @@ class Header(NamedTuple):
 
 
 def check_gguf(path: Path, name: str, quant: QuantName) -> Header:
-    """The header of a file whose weights are to be taken as they are stored; arguments and errors as `read_header`.
+    """Return the header of a file whose weights stay as stored; arguments and errors as for `read_header`.
 
     Args:
-        quant: quantization that is asked for beside it; there can be none.
+        quant: quantization that is asked for; there must be none.
     """
     if quant != "none":
         raise EngineError(
@@ -75,14 +75,14 @@ def check_gguf(path: Path, name: str, quant: QuantName) -> Header:
 
 
 def read_header(path: Path, name: str) -> Header:
-    """The header of a file.
+    """Read the header of a file.
 
     Args:
-        path: of the file.
-        name: what messages call the model.
+        path: path of the file.
+        name: name of the model in messages.
 
     Raises:
-        EngineError: the file is no GGUF file, is damaged, or has tensors that are not read here.
+        EngineError: if it is not a GGUF file, is damaged, or has tensors that cannot be read.
     """
     try:
         status = path.stat()
@@ -96,10 +96,10 @@ def read_header(path: Path, name: str) -> Header:
 
 
 def list_of(path: Path, header: Header, key: str) -> list[Any]:
-    """The entries of a list, texts or numbers, of a file whose header has been read.
+    """Return the entries of a list, texts or numbers, of a file whose header has been read.
 
     Raises:
-        ValueError: if there is none of that name, or a text is not UTF-8.
+        ValueError: if there is no list of that name, or a text is not UTF-8.
     """
     if key not in header.lists:
         raise ValueError(f"its header has no list {key}")
@@ -127,7 +127,7 @@ def _header(path: Path, *of_this_file: int) -> Header:
 
 
 class _WrongError(Exception):
-    """What is wrong with a file."""
+    """A file is wrong."""
 
 
 class _EndError(Exception):
@@ -213,7 +213,7 @@ class _Reader:
         return range(count)
 
     def _entry(self, name: str) -> Entry:
-        """A tensor, by its place behind the header."""
+        """Read the entry of a tensor; its place is relative to the end of the header."""
         dimensions = self._number("<I")
         sizes = [self._number("<Q") for _ in range(min(dimensions, 5))]
         number, at = self._number("<I"), self._number("<Q")
@@ -231,7 +231,7 @@ class _Reader:
 
 
 def _type_name(number: int) -> str:
-    """What llama.cpp calls a type of tensors."""
+    """Return llama.cpp's name of a tensor type."""
     from gguf import GGMLQuantizationType
 
     try:

@@ -1,4 +1,4 @@
-"""Loads models from GGUF files: as they are kept, by their headers alone, or with transformers."""
+"""Load models from GGUF files: from what was kept, by their headers alone, or with transformers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _ASKING: ContextVar[bool] = ContextVar("asking", default=False)
 def load_gguf(
     path: Path, name: str, dtype: DTypeName, quant: QuantName, observer: Observer, at: Place | None
 ) -> LoadedModel:
-    """A model in a GGUF file, whose weights stay as they are stored, unless a format of 16 bits is asked for.
+    """Load a model from a GGUF file; weights stay as stored unless a format of 16 bits is asked for.
 
-    Arguments and errors as `load_model`.
+    Arguments and errors as for `load_model`.
     """
     header = check_gguf(path, name, quant)
     rounded = HALVES.get(dtype)
@@ -64,7 +64,7 @@ def load_gguf(
 
 
 def gguf_tokenizer(path: Path, name: str) -> Any:
-    """The tokenizer of a GGUF file, as transformers has it; arguments and errors as `load_model`."""
+    """Load the tokenizer of a GGUF file as transformers does; arguments and errors as for `load_model`."""
     header = check_gguf(path, name, "none")
     silence()
     with explained(name):
@@ -73,9 +73,9 @@ def gguf_tokenizer(path: Path, name: str) -> Any:
 
 @contextmanager
 def asking() -> Iterator[None]:
-    """While inside, transformers is asked about GGUF files whose headers say all, too, unless what it told is kept.
+    """Inside the block, ask transformers even about GGUF files whose headers say everything, unless answers are kept.
 
-    So their packed passes are compared with its forward. What it tells is kept, and later runs compare with that.
+    Their packed passes are thus compared with its forward. Its answers are kept, and later runs compare with them.
     """
     token = _ASKING.set(True)
     try:
@@ -85,7 +85,7 @@ def asking() -> Iterator[None]:
 
 
 def _plain(path: Path, name: str, dtype: DTypeName, header: Header, observer: Observer) -> LoadedModel | None:
-    """A model whose header says all that there is to know; None of others. Arguments and errors as `load_model`."""
+    """Load a model whose header says everything; None for others. Arguments and errors as for `load_model`."""
     with explained(name):
         found = plain_model(header, path)
         if found is None:

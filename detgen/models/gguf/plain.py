@@ -1,8 +1,8 @@
-"""Plain decoders in GGUF files as transformers makes them, without it: Llama's, Qwen's, Gemma's and Phi-3's kinds.
+"""Plain decoders (Llama, Qwen, Gemma, Phi-3 and similar) from GGUF files, made as transformers does but without it.
 
-A first start would ask transformers for seconds, mostly to import it. Each setting and each tensor of a file has to be
-understood here; where one is not, transformers is asked. Tests ask it for these, too: modules, tokenizer, places of
-weights and bits are the same (`tests/models/gguf/test_plain.py`).
+Asking transformers would take seconds on a first start, mostly to import it. Each setting and tensor of a file must be
+understood here; otherwise transformers is asked. Tests compare the two: modules, tokenizer, places of weights and bits
+are the same (`tests/models/gguf/test_plain.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from detgen.models.own_forward import Layout, OwnForward
 
 
 class Plain(NamedTuple):
-    """What there is to know of a file.
+    """Everything that a run needs to know about a GGUF file.
 
     Attributes:
         skeleton: its modules, see `detgen/models/skeleton.py`.
-        places: of its weights, as `kept_places` has them.
-        orders: of their rows, likewise.
+        places: places of its weights, as in `kept_places`.
+        orders: orders of their rows, as in `kept_places`.
         tokenizer: see `tokenizer_facts`.
-        own: the layout of its layers.
+        own: layout of its layers.
     """
 
     skeleton: dict[str, Any]
@@ -40,7 +40,7 @@ class Plain(NamedTuple):
 
 
 def plain_model(header: Header, path: Path) -> Plain | None:
-    """What a file's header says of the model; None if that is for transformers to find out, or to say what is wrong."""
+    """Return what a file's header says about the model; None if transformers has to find out, or report errors."""
     kind = kind_of(header)
     if kind is None:
         return None

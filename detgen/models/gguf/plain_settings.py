@@ -1,4 +1,4 @@
-"""Settings of plain decoders in GGUF files, by what transformers' configurations call them, and their architectures."""
+"""Architectures of plain decoders in GGUF files, and their settings under the names of transformers' configurations."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FULL, _WINDOW = "full_attention", "sliding_attention"
 
 
 class Kind(NamedTuple):
-    """What sets an architecture apart from the others.
+    """The traits that distinguish an architecture.
 
     Attributes:
-        name: how the names of transformers' classes begin.
-        model_type: what it calls the family.
+        name: prefix of the names of transformers' classes.
+        model_type: transformers' name of the family.
         heads: whose size is the width over their number, is said, or is said where it is not that.
         turned: whether rows of queries and keys are side by side that are rotated together.
         biased: whether queries, keys and values have biases.
@@ -69,7 +69,7 @@ _PADDING = 32000  # Phi-3's token, which has to be there
 
 
 def kind_of(header: Header) -> Kind | None:
-    """The kind of a file's decoder; None if it is none of these."""
+    """Return the kind of a file's decoder; None if it is none of these."""
     if header.settings.get("general.name") == "mistral":  # of another family to transformers
         return None
     mixed = header.architecture == "llama" and "llama.expert_count" in header.settings
@@ -77,10 +77,10 @@ def kind_of(header: Header) -> Kind | None:
 
 
 def settings_of(header: Header, path: Path, kind: Kind) -> dict[str, Any]:
-    """The settings of a file.
+    """Return the settings of a file.
 
     Raises:
-        ValueError: if one is missing, or not understood.
+        ValueError: if one is missing or not understood.
     """
     of, rows = Said(header), len(header.settings["tokenizer.ggml.tokens"])
     of.agree("vocab_size", rows)
@@ -125,7 +125,7 @@ def _number(of: Said, header: Header, name: str) -> float:
 
 
 def _rotary(of: Said, header: Header, path: Path, kind: Kind, size: int) -> dict[str, Any]:
-    """Those of the rotary embedding, or of that of each kind of layers; errors as `settings_of`."""
+    """Return settings of the rotary embedding, one per kind of layer if there are several; errors as `settings_of`."""
     rotary: dict[str, Any] = {"rope_theta": _number(of, header, "rope.freq_base"), "rope_type": "default"}
     scaling = of.take("rope.scaling.type", str, "none")
     if scaling == "linear" and kind.name != "Phi3":
@@ -169,7 +169,7 @@ def _gemmas(of: Said, header: Header, kind: Kind, size: int, usual: int) -> dict
 
 
 def _experts(of: Said, kind: Kind) -> dict[str, Any]:
-    """What mixtures have; errors as `settings_of`."""
+    """Return the settings of mixtures of experts; errors as `settings_of`."""
     names = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
     if kind.name != "Mixtral":
         names["moe_intermediate_size"] = "expert_feed_forward_length"
