@@ -1,5 +1,5 @@
-"""Whether what detgen writes is what it must be.
+"""Checks of whether what detgen writes is right.
 
-`replay`: from prompts, parameters and token ids, the lines must be these. `perturb`: whatever the setting, the bits
-must be these. `explain`: what differs, and where it comes from. None of them knows how results look.
+`replay` derives a run's lines from prompts, parameters and token ids. `perturb` generates under many settings, whose
+bits must be the same. `explain` finds what differs and where it comes from. None of them knows how results look.
 """

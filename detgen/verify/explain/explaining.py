@@ -1,6 +1,6 @@
-"""From a failure to an explanation: the smallest setting, the token and its logits, the first module that differs.
+"""Explain a failure: the smallest setting, the token and its logits, the first module that differs.
 
-The smallest setting is found from one that differs, axis by axis back to the reference, then with fewer prompts.
+Shrinking starts from the setting that differs, goes back to the reference axis by axis, then leaves out prompts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from detgen.verify.perturb.generation_digests import Difference
 from detgen.verify.perturb.pool import Pool
 from detgen.verify.perturb.result import Case, Failure
 
-_MINUTE = 44.0  # seconds of a check's first minute; the rest is for looking where a difference comes from
+_MINUTE = 44.0  # seconds of a check's first minute; the rest is for finding where a difference comes from
 _CHAINED = (
     "nothing differs where each pass is a call of its own: the difference arises in chains, or in the scores of rows"
 )
@@ -35,12 +35,12 @@ class Explanation:
     Attributes:
         case: the smallest case found that differs.
         first: the case that the check found.
-        difference: in the smallest case.
+        difference: the difference in the smallest case.
         prompt: its text.
-        words: the two tokens, as text.
-        logits: of both tokens, in the reference and here; empty if not known.
-        origin: where it comes from; None if that could not be looked at.
-        error: what was raised, where that is the difference.
+        words: the two tokens as text.
+        logits: logits of both tokens, in the reference and here; empty if unknown.
+        origin: where it comes from; None if that could not be examined.
+        error: the error that was raised, if that is the difference.
     """
 
     case: Case
@@ -53,7 +53,7 @@ class Explanation:
     error: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it as JSON values."""
         return {
             "setting": self.case.setting.changed(),
             "reference": self.case.setting.reference().changed(),
@@ -69,12 +69,12 @@ class Explanation:
 
 
 def explain(check: Check, failure: Failure, seconds: float | None = None) -> Explanation:
-    """Shrink a failure, and look where it comes from.
+    """Shrink a failure and find where it comes from.
 
     Args:
         check: the check that found it.
         failure: what it found.
-        seconds: about how long shrinking may take; None takes what is left of the check's first minute.
+        seconds: approximate limit for shrinking; None takes what is left of the check's first minute.
     """
     check.observer.message("something differs; looking for the smallest setting that shows it")
     if seconds is None:
@@ -86,10 +86,10 @@ def explain(check: Check, failure: Failure, seconds: float | None = None) -> Exp
         return found is not None and (found.error is None or failure.error is not None)
 
     smallest = shrink(failure.case, check.axes, check.pool, differs, deadline)
-    for case in (smallest, failure.case):  # what depends on what ran before comes and goes
+    for case in (smallest, failure.case):  # a difference that depends on what ran before comes and goes
         if (found := check.attempt(case)) is not None:
             break
-    else:  # what was seen first is all there is to say
+    else:  # only what was seen first can be reported
         return _plain(failure, failure.case, failure.error or "it did not show again when repeated")
     if found.error is not None:
         return _plain(failure, case, found.error)
@@ -97,7 +97,7 @@ def explain(check: Check, failure: Failure, seconds: float | None = None) -> Exp
 
 
 def time_for_shrinking(passed: float) -> float:
-    """Seconds for shrinking after so many of the check: what is left of a minute, within bounds."""
+    """Return the seconds for shrinking after so many of the check: the rest of a minute, within bounds."""
     return min(max(_MINUTE - passed, _LEAST), _MOST) if passed < _MINUTE else _MOST
 
 
@@ -106,7 +106,7 @@ def _plain(failure: Failure, case: Case, error: str) -> Explanation:
 
 
 def _look(check: Check, failure: Failure, case: Case, difference: Difference) -> Explanation:
-    """Generate reference and case again with hooks."""
+    """Repeat reference and case with hooks."""
     engine = check.subject.engine(case.setting.quant)
     request = next(r for r in case.watched if r.id == difference.id)
     prompt = engine.tokenizer.decode(engine.encode(request))
@@ -122,7 +122,7 @@ def _look(check: Check, failure: Failure, case: Case, difference: Difference) ->
 
 
 def _where(check: Check, case: Case, difference: Difference) -> tuple[Origin, tuple[tuple[float, float], ...]]:
-    """The first module that differs, and the logits of the two tokens."""
+    """Return the first module that differs, and the logits of the two tokens."""
     if case.setting.chains and check.attempt(replace(case, setting=case.setting.turned("chains", False))) is None:
         return Origin(note=_CHAINED), ()
     reference = check.reference_task(case)
@@ -136,7 +136,7 @@ def _where(check: Check, case: Case, difference: Difference) -> tuple[Origin, tu
 
 
 def _why_missing(check: Check, case: Case, difference: Difference) -> str:
-    """The error that a sample ends with, which the reference does not."""
+    """Return a note about the error that a sample ends with here but not in the reference."""
     task = check.task(case, check.reference(case))
     with check.subject.configured(task) as engine:
         done = [c for finished in engine.stream(task.queue) for c in finished]
@@ -145,7 +145,7 @@ def _why_missing(check: Check, case: Case, difference: Difference) -> str:
 
 
 def _logits(difference: Difference, seen: list[np.ndarray | None]) -> tuple[tuple[float, float], ...]:
-    """Logits of the two tokens in the reference and here."""
+    """Return the logits of the two tokens in the reference and here."""
     a, b = difference.tokens
     if a is None or b is None or any(x is None for x in seen):
         return ()
@@ -153,14 +153,14 @@ def _logits(difference: Difference, seen: list[np.ndarray | None]) -> tuple[tupl
 
 
 def shrink(case: Case, axes: Axes, pool: Pool, differs: Differs, deadline: float) -> Case:
-    """The smallest case that still differs, as far as it is found in time.
+    """Return the smallest case that still differs, as far as it is found in time.
 
     Args:
-        case: one that differs.
-        axes: what may go back to the reference.
-        pool: the prompts that the case is made of.
-        differs: whether a case does.
-        deadline: as `time.monotonic`.
+        case: a case that differs.
+        axes: the axes whose values may go back to the reference's.
+        pool: the prompts of the case.
+        differs: returns whether a case differs.
+        deadline: in the time of `time.monotonic`.
     """
     tried = {case.setting}
     found: Setting | None = case.setting
@@ -178,13 +178,13 @@ def shrink(case: Case, axes: Axes, pool: Pool, differs: Differs, deadline: float
 
 
 def _turned(case: Case, setting: Setting, pool: Pool) -> Case:
-    """The case under another setting, with requests that are sampled as it says."""
+    """Return the case under another setting, with requests resampled accordingly."""
     same = setting.sampling == case.setting.sampling
     return Case(setting, case.watched if same else pool.resampled(case.watched, setting.sampling))
 
 
 def _smaller(setting: Setting, name: str, values: tuple[Value, ...]) -> Iterator[Setting]:
-    """The setting with one axis at a value before its own, the reference's first."""
+    """Yield the setting with one axis at each earlier value, the reference's first."""
     value = getattr(setting, name)
     for other in values[: values.index(value)] if value in values else ():
         if name == "neighbours" and other == "long":
@@ -197,7 +197,7 @@ def _smaller(setting: Setting, name: str, values: tuple[Value, ...]) -> Iterator
 
 
 def _fewer(case: Case, differs: Differs, deadline: float) -> Case:
-    """Leave out prompts, in halves and then one by one, while what is left still differs."""
+    """Leave out prompts, in halves and then one by one, while the rest still differs."""
     size = len(case.watched) // 2
     while size >= 1:
         at = 0

@@ -1,8 +1,8 @@
-"""Where a difference comes from: the first module whose output bits differ at the first row that differs.
+"""Locate a difference: the first module whose output bits differ at the first row that differs.
 
-Both generations run again with hooks on all modules, whatever the model calls them, and on the attention. Of a sample
-that gave its pages back, several passes compute a position: where logits or a token differ, the pass that chose the
-token is the one; where entries differ, the last pass is.
+Both generations run again with hooks on all modules, whatever their names, and on attention. If a sample was
+preempted, several passes compute a position: for logits or a token the one that chose the token counts, for entries
+the last.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from detgen.verify.perturb.generation_digests import Difference
 
 @dataclass(slots=True)
 class Recorded:
-    """What happened to the wanted row in a pass.
+    """What a pass computed for the wanted row.
 
     Attributes:
-        outputs: each module, its output for that row, and how many rows it saw, in the order of the calls.
+        outputs: each module, its output for that row, and the number of rows it saw, in the order of the calls.
         rows: rows of the pass.
         row: the row's place among them.
         logits: float32 [vocabulary] of the row, if computed.
         entries: keys and values of the position when the sequence had finished.
-        thoughts: of a model that thinks: those of the chunks up to the row's own, as far as they are full.
-        chunk: tokens of a chunk; 0 if the model does not think.
+        thoughts: of a model that thinks: the thoughts of the full chunks up to the row's own.
+        chunk: tokens per chunk; 0 if the model does not think.
     """
 
     outputs: list[tuple[str, np.ndarray, int]] = field(default_factory=list)
@@ -56,8 +56,8 @@ class Origin:
         row: the row's place in the failing pass.
         ulp: largest distance, in representable numbers.
         elements: elements of the row that differ.
-        rows: rows that the module saw in the reference and in the failing pass.
-        note: what there is to say if no module differs, or beside it.
+        rows: number of rows that the module saw in the reference and in the failing pass.
+        note: further explanation, above all if no module differs.
     """
 
     module: str | None = None
@@ -79,7 +79,7 @@ class Recording:
 
     Args:
         engine: whose passes.
-        difference: names sample and position.
+        engine: the engine to watch.
     """
 
     chains = False  # modules are watched pass by pass
@@ -97,7 +97,7 @@ class Recording:
         self._logits: np.ndarray | None = None
 
     def run(self, queue: list[Request]) -> Recorded | None:
-        """Generate the queue; None if the sample did not finish."""
+        """Generate the queue; return None if the sample did not finish."""
         with self._hooked():
             for _ in self._engine.stream(queue, trace=self):
                 pass
@@ -135,7 +135,7 @@ class Recording:
             try:
                 return run(windows, broken, **asked)
             finally:
-                self._now = None  # the next pass may be one that does not compute the position
+                self._now = None  # the next pass may not compute the position
 
         instance: Any = runner
         instance.run = run_recorded
@@ -147,7 +147,7 @@ class Recording:
 
     @contextmanager
     def _states_taken(self) -> Iterator[None]:
-        """Keep the states that a thinking model's rows are given, too."""
+        """Record the states that are added to a thinking model's rows, too."""
         thinking: Any = self._engine.thinking
         if thinking is None:
             yield
@@ -170,7 +170,7 @@ class Recording:
         self._take(name, output[0] if isinstance(output, tuple) and output else output)
 
     def _begin(self, windows: Windows) -> None:
-        """Find the sample's row of the pass at the wanted position; a pass without it is ignored."""
+        """Find the sample's row at the wanted position; a pass without it is ignored."""
         position, row = self._difference.position, 0
         self._wanted = []
         self._rows = len(windows.tokens)
@@ -191,7 +191,7 @@ class Recording:
         sizes = list(numbers.shape)
         if self._rows in sizes[:-1] or sizes == [self._rows]:
             dim, places = sizes.index(self._rows), list(range(self._rows))
-        elif len(sizes) >= 2 and sizes[-2] == self._asked:  # the last layers see the wanted rows alone
+        elif len(sizes) >= 2 and sizes[-2] == self._asked:  # the last layers see only the wanted rows
             dim, places = len(sizes) - 2, self._wanted
         else:
             return
@@ -200,7 +200,7 @@ class Recording:
 
 
 def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
-    """Compare what happened to the row in the two generations."""
+    """Compare what the two generations computed for the row."""
     if reference is None or found is None:
         return Origin(note="one of the two generations did not finish this sample")
     rows = reference.rows, found.rows
@@ -225,7 +225,7 @@ def locate(reference: Recorded | None, found: Recorded | None) -> Origin:
 
 
 def _thought_apart(reference: Recorded, found: Recorded) -> str:
-    """The first chunk, up to that of the row, about which something else was thought; nothing if there is none."""
+    """Name the first chunk, up to the row's own, whose thoughts differ; "" if there is none."""
     for i, (ours, theirs) in enumerate(zip_longest(reference.thoughts, found.thoughts)):
         if ours != theirs:
             return f"the chunk at position {i * found.chunk} thought {theirs}, in the reference {ours}"
@@ -233,14 +233,14 @@ def _thought_apart(reference: Recorded, found: Recorded) -> str:
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> tuple[int, int]:
-    """Largest distance of two arrays in representable numbers, and how many elements differ."""
+    """Return the largest distance of two arrays in representable numbers, and how many elements differ."""
     ours, theirs = _ordinals(a), _ordinals(b)
     apart = np.abs(ours - theirs)
     return int(apart.max()), int((apart > 0).sum())
 
 
 def _ordinals(x: np.ndarray) -> np.ndarray:
-    """The place of each number among those of its type, int64."""
+    """Return the rank of each number among those of its type, int64."""
     raw = bits(x).astype(np.int64)
     found: np.ndarray = np.where(raw < 0, -(raw & ((1 << (8 * x.itemsize - 1)) - 1)), raw)
     return found

@@ -1,4 +1,4 @@
-"""The file that replays a difference: everything but the models themselves."""
+"""Files that replay a difference: they hold everything but the models themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONFIG = (
 
 
 def save_replay(path: Path, found: Explanation, check: Check) -> str:
-    """Write what replays a difference; the command that does, or why there is none."""
+    """Write a file that replays a difference. Return the command that replays it, or why there is none."""
     case = found.case
     content = {
         "detgen": "verify-determinism",
@@ -47,10 +47,10 @@ def save_replay(path: Path, found: Explanation, check: Check) -> str:
 
 
 def load(path: Path) -> tuple[EngineConfig, Pool, int, Case]:
-    """What a file replays: how to build the engine, the prompts, the seed, and the case.
+    """Load a file: the engine's configuration, the prompts, the seed, and the case.
 
     Raises:
-        CheckError: if it is not such a file.
+        CheckError: if it is not such a file or cannot be read.
     """
     if path.exists() and not path.is_file():
         raise CheckError(f"{path} is not a regular file")
@@ -72,15 +72,15 @@ def load(path: Path) -> tuple[EngineConfig, Pool, int, Case]:
 
 
 def again(path: Path, observer: Observer, *, trusted: bool = False) -> Explanation | None:
-    """Try the case of a file once more; None if nothing differs.
+    """Repeat the case of a file; return None if nothing differs.
 
     Args:
-        path: of the file.
-        observer: is told how it goes.
-        trusted: whether code that comes with its models may run.
+        path: path of the file.
+        observer: receives messages and progress.
+        trusted: whether code that comes with the models may run.
 
     Raises:
-        CheckError: if it is not such a file.
+        CheckError: as for `load`.
         EngineError: if the engine cannot be built.
     """
     config, pool, seed, case = load(path)
@@ -93,10 +93,10 @@ def again(path: Path, observer: Observer, *, trusted: bool = False) -> Explanati
 
 
 def _setting(record: dict[str, Any]) -> Setting:
-    """A setting whose values are all on their axes.
+    """Return a setting, all of whose values must be on their axes.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: if one is not.
     """
     setting = Setting(**record)
     for axis in fields(setting):

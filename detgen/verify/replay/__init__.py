@@ -1,4 +1,4 @@
-"""From prompts, parameters and token ids, the lines must be these: what `detgen audit` judges a run by.
+"""Derive a run's lines from prompts, parameters and token ids: the basis of `detgen audit`.
 
-Generates nothing: all tokens are known, so canonical passes read them like a prompt.
+Nothing is generated: all tokens are known, so canonical passes read them like a prompt.
 """

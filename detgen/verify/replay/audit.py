@@ -1,4 +1,4 @@
-"""The audit of a finished or stopped run: its manifest, its files, then its lines and their tokens."""
+"""Audit a finished or stopped run: its manifest, its files, then its lines and their tokens."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def audit_run(folder: Path, config: EngineConfig, prompts: str | None, observer:
 
     Args:
         folder: the output folder.
-        config: the engine that judges; the run's own model, adapter, number format and quantization where it names
-            none.
-        prompts: the run's prompts; None takes them from where the manifest says.
-        observer: is told how it goes.
+        config: the judging engine's; where it names no model, adapter, number format or quantization, the run's own is
+            taken.
+        prompts: the run's prompts; None takes them from the place that the manifest names.
+        observer: receives progress.
 
     Raises:
         CheckError: if the folder holds no run, its prompts cannot be read, or its manifest is damaged.
@@ -60,9 +60,9 @@ class Audit:
 
     Args:
         folder: the output folder.
-        manifest: what `read_manifest` returned.
-        engine: generates nothing; its passes judge.
-        prompts: as `audit_run` takes them.
+        manifest: the manifest, from `read_manifest`.
+        engine: its passes judge; it generates nothing.
+        prompts: as for `audit_run`.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any], engine: Engine, prompts: str | None) -> None:
@@ -83,7 +83,7 @@ class Audit:
         result.tolerance = max(TOLERANCE.get(d, 5e-2) for d in dtypes)
         prompts = self._prompts()
         scores = manifest.get("command") == "score"
-        self._engine.reset_prefix_cache()  # what it read before is not to be believed either
+        self._engine.reset_prefix_cache()  # what it read before is not to be trusted either
         items = self._scores(prompts) if scores else items_of(manifest, prompts)
         dated, pieces = self._engine.dated, self._engine.pieces
         with KeptSamples(self._folder) if manifest["status"] != "finished" else nullcontext() as store:
@@ -108,7 +108,7 @@ class Audit:
         return result
 
     def _prompts(self) -> Prompts:
-        """The run's prompts, if their digest is the manifest's; others are a fault."""
+        """Return the run's prompts; a digest other than the manifest's is a fault."""
         with readable():
             prompts = prompts_of(self._folder, self._manifest, self._given)
             found = prompts.inspect()
@@ -116,6 +116,6 @@ class Audit:
         return prompts
 
     def _scores(self, prompts: Prompts) -> Iterator[Request | BadLine]:
-        """The prompts of a folder of scores."""
+        """Read the prompts of a folder of scores."""
         parameters = self._manifest["parameters"]
         return read_scores(prompts, parameters["limit"], echo=parameters["echo"])

@@ -1,6 +1,6 @@
-"""What a manifest says of a run, beside what the folder, the prompts and the engine show.
+"""Compare what a manifest claims about a run with the folder, the prompts and the engine.
 
-What an audit needs of a run before the engine is imported, its model and prompts, is looked at first.
+Also checks, before the engine is imported, what an audit needs: the run's manifest, model and prompts.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from detgen.engine import Engine
 
 
-# Of a profile, what is a fault if it is another.
+# Differences of profiles that are faults.
 _OWN = {
     "profile.target.digest": "the weights or the tokenizer are not those of the run",
     "profile.target.adapter": "the adapter is not that of the run, which --adapter names",
 }
 _COUNTS = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
-# Largest error of a logit by another profile's rounding, as a share of the row's largest logit.
+# Largest error of a logit due to another profile's rounding, as a share of the row's largest logit.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2, "bfloat16-tc25": 5e-2, "bfloat16-tc24": 5e-2}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run.
+    """Read the manifest of a run.
 
     Raises:
-        CheckError: the folder holds no run, its manifest is not one of this version of detgen, or another arithmetic
+        CheckError: if the folder holds no run, its manifest is not one of this version of detgen, or another arithmetic
             made it.
     """
     try:
@@ -57,7 +57,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path, manifest: dict[str, Any], result: AuditResult) -> None:
-    """The files of a finished run against their sizes and digests."""
+    """Compare the files of a finished run with their sizes and digests."""
     for name, known in manifest.get("files", {}).items():
         path = folder / name
         if not path.is_file():
@@ -74,7 +74,7 @@ def check_files(folder: Path, manifest: dict[str, Any], result: AuditResult) -> 
 
 
 def check_profile(engine: Engine, manifest: dict[str, Any], result: AuditResult) -> None:
-    """The profile against the engine's: other weights or another adapter are a fault, the rest makes ties possible."""
+    """Compare the profile with the engine's: other weights or adapters are faults, other differences allow ties."""
     mine = json.loads(json.dumps(engine.profile(), default=str))
     same: dict[str, Any] = {name: manifest[name] for name in ("command", "input") if name in manifest}
     for line in differences(manifest, {**same, "profile": mine}):
@@ -86,7 +86,7 @@ def check_profile(engine: Engine, manifest: dict[str, Any], result: AuditResult)
 
 
 def check_input(manifest: dict[str, Any], prompts: Prompts, found: Inspection, result: AuditResult) -> None:
-    """The description of the input against the prompts at hand."""
+    """Compare the description of the input with the prompts at hand."""
     described = manifest["input"]
     if found.sha256 != described["sha256"]:
         what = f"the input's SHA-256 is {found.sha256[:16]}..., the manifest says {described['sha256'][:16]}..."
@@ -98,7 +98,7 @@ def check_input(manifest: dict[str, Any], prompts: Prompts, found: Inspection, r
 
 
 def check_results(folder: Path, manifest: dict[str, Any], prompts: Prompts, result: AuditResult) -> None:
-    """`results.jsonl`, if the run has one, against what the other lines give, if these are right."""
+    """If there is a `results.jsonl`, and no fault so far, compare it with what the other lines give."""
     files = manifest.get("files", {})
     if RESULTS not in files or result.faults:
         return
@@ -116,7 +116,7 @@ def check_results(folder: Path, manifest: dict[str, Any], prompts: Prompts, resu
 
 
 def check_summary(manifest: dict[str, Any], totals: Totals, result: AuditResult) -> None:
-    """The totals of a run against those of its lines."""
+    """Compare the totals of a run with those of its lines."""
     found = totals.summary()
     said = manifest["summary"]
     wrong = [
@@ -135,17 +135,17 @@ def check_summary(manifest: dict[str, Any], totals: Totals, result: AuditResult)
 
 
 def check_early(folder: Path, config: EngineConfig, prompts: str | None, observer: Observer) -> None:
-    """Refuse an audit that cannot begin.
+    """Raise if an audit cannot begin.
 
     Args:
         folder: the output folder.
-        config: as the caller asks; the run's own model and adapter where it names none.
-        prompts: the run's prompts; None takes them from where the manifest says.
-        observer: is told of a download.
+        config: as the caller asks; where it names no model or adapter, the run's own is taken.
+        prompts: as for `audit_run`.
+        observer: is told about downloads.
 
     Raises:
-        CheckError: the folder holds no run, or its prompts are not where they should be.
-        EngineError: the model cannot be loaded.
+        CheckError: if the folder holds no run, or its prompts are not where they should be.
+            EngineError: if the model cannot be loaded.
     """
     manifest = read_manifest(folder)
     place = prompts or input_place(folder, manifest)
@@ -157,7 +157,7 @@ def check_early(folder: Path, config: EngineConfig, prompts: str | None, observe
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Where the run's prompts are read; that they cannot be is a CheckError, with the remedy."""
+    """Inside the block, turn errors of reading the run's prompts into CheckError, with the remedy."""
     try:
         yield
     except PromptsError as error:
@@ -165,7 +165,7 @@ def readable() -> Iterator[None]:
 
 
 def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
-    """The engine that audits a run: as the caller asks, with the run's own model and adapter where he names none."""
+    """Return the configuration of the auditing engine: the caller's, completed by the run's own."""
     profile = manifest["profile"]
     changes: dict[str, Any] = {}
     if config.target is None:
@@ -175,7 +175,7 @@ def config_of(manifest: dict[str, Any], config: EngineConfig) -> EngineConfig:
     if config.target_quant == "none":
         changes["target_quant"] = profile["target"]["quant"]
     dtype = profile["dtype"]
-    # Merged weights are rounded to what the checkpoint has, if no other format was asked for.
+    # Merged weights are rounded to the checkpoint's format if no other was asked for.
     kept = dtype.partition("-")[0]
     if config.dtype == "auto" and dtype in TOLERANCE and profile["target"].get("adapter_dtype", kept) == kept:
         changes["dtype"] = dtype

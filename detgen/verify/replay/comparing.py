@@ -1,6 +1,6 @@
-"""Lines beside what they must be, byte for byte; and what differs, in words.
+"""Compare lines with derived ones byte for byte, and put differences into words.
 
-The files of a run are read beside each other: lines by prompt and sample, in order, however damaged they are.
+The files of a run are read side by side: lines by prompt and sample, in order, however damaged they are.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from detgen.verify.replay.result import AuditResult
 Key = tuple[int, int]  # index of the prompt, number of the sample
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 120
-Place = tuple[Any, ...]  # a field, and the place in it if it is a list
-# Asked about a value that is another one than it must be, given the line that must be there: "tie" where rounding
-# explains it, "free" where it may stand there, else None.
+Place = tuple[Any, ...]  # a field, and the index in it if it is a list
+# Judges a value that differs from the derived one, given the derived line: "tie" if rounding explains it, "free" if
+# it is allowed there, else None.
 Allow = Callable[[Place, Any, Any, dict[str, Any]], str | None]
 
 
@@ -33,9 +33,9 @@ class Line(NamedTuple):
 
     Attributes:
         where: file and line number.
-        raw: its bytes, with their end.
-        fields: what they spell.
-        key: whose line it says it is.
+        raw: its bytes, including the line end.
+        fields: its fields.
+        key: the prompt and sample that it claims to belong to.
     """
 
     where: str
@@ -45,17 +45,17 @@ class Line(NamedTuple):
 
 
 def in_words(key: Key) -> str:
-    """A key in words."""
+    """Return a key in words."""
     return f"prompt {key[0]}, sample {key[1]}"
 
 
 class Lines:
-    """The lines of one file; memory holds one of them.
+    """Lines of one file, of which memory holds one.
 
     Args:
         path: the file.
-        stopped: the run has not finished; its last line may be torn.
-        result: takes the lines that are none.
+        stopped: whether the run has not finished, so that its last line may be torn.
+        result: receives a finding for each line that is not valid.
 
     Attributes:
         torn: the last line of a stopped run, if it has no end.
@@ -68,13 +68,13 @@ class Lines:
         self._held: Line | None = None
 
     def peek(self) -> Line | None:
-        """The next line; None at the end."""
+        """Return the next line without taking it; None at the end."""
         if self._held is None:
             self._held = next(self._lines, None)
         return self._held
 
     def take(self, key: Key) -> Line | None:
-        """The next line if it is one of `key`; whatever should have come before it is a finding."""
+        """Take the next line if it is one of `key`; lines that should have come before it are findings."""
         while (line := self.peek()) is not None and line.key <= key:
             self._held = None
             if line.key == key:
@@ -83,14 +83,14 @@ class Lines:
         return None
 
     def take_all(self, key: Key) -> list[Line]:
-        """The next lines as long as they are those of `key`."""
+        """Take the next lines while they belong to `key`."""
         found = []
         while (line := self.take(key)) is not None:
             found.append(line)
         return found
 
     def rest(self) -> None:
-        """Whatever is left is a finding."""
+        """Take the lines that are left; each is a finding."""
         while (line := self.peek()) is not None:
             self._held = None
             self._result.add(line.where, "comes after the last prompt's output", "line")
@@ -109,7 +109,7 @@ class Lines:
                     yield Line(where, raw, fields, (fields["index"], fields["sample"]))
 
     def _raw(self, file: BinaryIO) -> Iterator[bytes]:
-        """The lines, with their ends; a compressed file that is not whole is a finding, unless its run was stopped."""
+        """Yield lines with their ends; an incomplete compressed file is a finding unless the run was stopped."""
         rest = b""
         try:
             for block in contents(file, self._name):
@@ -123,9 +123,9 @@ class Lines:
 
 
 def parse(raw: bytes) -> dict[str, Any] | None:
-    """The object of a line that says whose it is; None if there is none."""
+    """Parse a line that names its prompt and sample; return None if it does not."""
     try:
-        fields = json.loads(raw.decode())  # of bytes it would guess the encoding
+        fields = json.loads(raw.decode())  # given bytes, json would guess the encoding
     except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict) or not type(fields.get("index")) is type(fields.get("sample")) is int:
@@ -134,21 +134,21 @@ def parse(raw: bytes) -> dict[str, Any] | None:
 
 
 def shown(value: object) -> str:
-    """A value of a line, which may be long or nested deep, in few characters."""
+    """Return a short form of a value, which may be long or deeply nested."""
     return _SHOWN.repr(value)
 
 
 def compare_line(line: Line, derived: bytes, result: AuditResult, allow: Allow = lambda *_: None) -> bytes:
-    """Compare a line with what it must be; what differs goes to the result.
+    """Compare a line with the derived one; differences go to the result.
 
     Args:
-        line: of a run.
-        derived: what it must be.
-        result: takes the findings.
-        allow: is asked about each value that is another one.
+        line: a line of a run.
+        derived: the line as it must be.
+        result: receives the findings.
+        allow: judges each value that differs.
 
     Returns:
-        What it must be, with those of its own values that are allowed.
+        The derived line, with the values of `line` that are allowed.
     """
     if line.raw == derived:
         return derived
@@ -156,7 +156,7 @@ def compare_line(line: Line, derived: bytes, result: AuditResult, allow: Allow =
 
 
 def compare_log(lines: list[Line], derived: bytes, result: AuditResult, allow: Allow = lambda *_: None) -> bytes:
-    """The same for the acceptance log of a sample, whose lines have the fields of their entries."""
+    """Do the same for the acceptance log of a sample, whose lines have the fields of their entries."""
     wants = derived.splitlines(keepends=True)
     for line in lines[len(wants) :]:
         result.add(line.where, f"is one too many of {in_words(line.key)}", "line")
@@ -167,7 +167,7 @@ def compare_log(lines: list[Line], derived: bytes, result: AuditResult, allow: A
 
 
 def _log_line(fields: dict[str, Any]) -> str:
-    """The line of an entry."""
+    """Return the line of an entry."""
     record = TokenRecord(*(fields[name] for name in TokenRecord._fields))
     return log_lines(fields["index"], fields["sample"], [record])
 
@@ -175,7 +175,7 @@ def _log_line(fields: dict[str, Any]) -> str:
 def _compare(
     line: Line, fields: dict[str, Any], result: AuditResult, allow: Allow, spell: Callable[[dict[str, Any]], str]
 ) -> bytes:
-    """Compare the fields of a line, and then how it spells them; what it must be, as `compare_line` returns it."""
+    """Compare the fields of a line, then their spelling; returns as `compare_line`."""
     faults, ties = result.faults, list[str]()
 
     def settle(path: Place, found: Any, wanted: Any) -> Any:
@@ -203,7 +203,7 @@ def _compare(
 
 
 def plausible(entry: TokenLogprobs, token: int, wanted: int, greedy: bool, vocabulary: int) -> bool:
-    """Whether some logits give a token's own and the most likely log-probabilities."""
+    """Whether some logits could give a token's log-probability and those of the most likely tokens."""
     ids, values = [t for t, _ in entry.top], [p for _, p in entry.top]
     ordered = all((-p, t) < (-q, u) for (t, p), (u, q) in pairwise(entry.top))
     if len(ids) != wanted or not ordered or not all(0 <= t < vocabulary for t in ids) or len(set(ids)) < len(ids):
@@ -216,7 +216,7 @@ def plausible(entry: TokenLogprobs, token: int, wanted: int, greedy: bool, vocab
 
 
 def _difference(path: Place, found: Any, wanted: Any) -> str:
-    """A value and what it must be, in words; of lists that are not equally long, the first entry that differs."""
+    """Describe how a value differs; of lists of different lengths, the first entry that does."""
     name = f"{path[0]}[{path[1]}]" if len(path) > 1 else path[0]
     if len(path) > 1 or type(found) is not list or type(wanted) is not list:
         return f"{name} is {shown(found)}, should be {shown(wanted)}"
@@ -227,7 +227,7 @@ def _difference(path: Place, found: Any, wanted: Any) -> str:
 
 
 def _spelling(found: bytes, wanted: bytes) -> str:
-    """Where two spellings of a line begin to differ."""
+    """Describe where two spellings of a line begin to differ."""
     at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted)))
     there, instead = found[at : at + 20], wanted[at : at + 20]
     return f"is not spelled as a run spells it, from byte {at}: {there!r} instead of {instead!r}"

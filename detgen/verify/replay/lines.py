@@ -1,8 +1,8 @@
-"""The lines of a run, derived again, beside those that are there: what texts and scores have in common.
+"""Derive the lines of a run and compare them: what texts and scores have in common.
 
-Everything is derived by the engine and the functions that write lines, and compared byte for byte.
+Lines are derived by the engine and the functions that write them, and compared byte for byte.
 
-A stopped run has samples in its store, beside its lines.
+A stopped run also has samples in its store.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from detgen.prompts import BadLine
 from detgen.verify.replay.comparing import Key, Line, Lines, compare_line, in_words, parse
 from detgen.verify.replay.result import AuditResult
 
-AHEAD = 256  # samples that are read at a time
-# The one refusal that depends on the machine: another one has room for longer sequences.
+AHEAD = 256  # samples that are read together
+# The only refusal that depends on the machine: another one may have room for longer sequences.
 _NO_ROOM = re.compile(r", the KV cache holds sequences of (\d{1,12}); give it more with --kv-memory")
 _Done = TypeVar("_Done", Completion, Score)
 
 
 class KeptLines(NamedTuple):
-    """The lines that a run is to write of a sample in its store: of `outputs.jsonl` and `acceptance.jsonl`."""
+    """The lines of `outputs.jsonl` and `acceptance.jsonl` for a sample in the store of a run."""
 
     output: bytes
     acceptance: bytes
 
     def output_line(self, key: Key) -> Line:
-        """The output line, as a file would have it."""
+        """Return the output line as a file would have it."""
         return Line(STORE, self.output, parse(self.output) or {}, key)
 
     def log_lines(self, key: Key) -> list[Line]:
-        """The acceptance log, as a file would have it."""
+        """Return the acceptance log as a file would have it."""
         return [Line(STORE, raw, parse(raw) or {}, key) for raw in self.acceptance.splitlines(keepends=True)]
 
     def check(self, key: Key, derived: tuple[bytes, bytes], result: AuditResult) -> None:
-        """Compare them with what they must be."""
+        """Compare the lines with the derived ones."""
         if self != derived:
             what = f"what it has of {in_words(key)} is not what the other files have, or its tokens give"
             result.add(STORE, what, "line")
@@ -57,15 +57,15 @@ class Kept:
     """The store of a stopped run.
 
     Args:
-        find: a request's sample in it, if it is there.
-        pieces: of the target's tokenizer.
+        find: returns a request's sample from the store, or None.
+        pieces: pieces of the target's tokenizer.
     """
 
     def __init__(self, find: Callable[[Request, int], Completion | Score | None], pieces: Pieces) -> None:
         self._find, self._pieces = find, pieces
 
     def lines(self, request: Request, sample: int) -> KeptLines | None:
-        """The lines of a sample; None if the store does not have it."""
+        """Return the lines of a sample; None if it is not in the store."""
         found = self._find(request, sample)
         if found is None:
             return None
@@ -80,10 +80,10 @@ class Replay(ABC):
     Args:
         engine: reads the tokens again.
         folder: the output folder.
-        name: what errors call the input.
+        name: name of the input in errors.
         log: name of the acceptance log; None if there is none.
-        kept: the store of a run that has not finished; None of one that has.
-        result: takes the findings.
+        kept: the store of a run that has not finished, otherwise None.
+        result: receives the findings.
 
     Attributes:
         totals: totals over the lines of `outputs.jsonl`.
@@ -103,13 +103,13 @@ class Replay(ABC):
         self._outputs = self._files[0]
         self._tolerance = result.tolerance if result.other_profile else 0.0
         self._ended = False
-        self._smaller: dict[int, Engine | None] = {}  # by room
+        self._smaller: dict[int, Engine | None] = {}  # by the KV cache's positions
 
     def check(self, items: Iterable[Request | BadLine]) -> Iterator[None]:
-        """Check the lines of all prompts; yields after each sample.
+        """Check the lines of all prompts; yield after each sample.
 
         Raises:
-            CheckError: the engine has no room for a prompt that the run had room for.
+            CheckError: if the engine has no room for a prompt that the run had room for.
         """
         yield from self._check(items)
         for file in self._files:
@@ -117,14 +117,14 @@ class Replay(ABC):
 
     @abstractmethod
     def _check(self, items: Iterable[Request | BadLine]) -> Iterator[None]:
-        """The same, for the lines of prompts alone."""
+        """Do the same for the lines of prompts alone."""
 
     @abstractmethod
     def _refusal(self, engine: Engine, request: Request) -> str | None:
-        """Why an engine refuses a request; None if it does not."""
+        """Return why an engine refuses a request; None if it does not."""
 
     def _take(self, key: Key) -> Line | None:
-        """The output line of a sample; None if there is none, which is a finding unless the run was stopped."""
+        """Take the output line of a sample; None, a finding unless the run was stopped, if there is none."""
         line = self._outputs.take(key)
         if line is None:
             following = self._outputs.peek()
@@ -148,12 +148,12 @@ class Replay(ABC):
         compare_line(line, derived.encode(), self._result)
 
     def _refused(self, request: Request, own: str | None) -> str | None:
-        """Why the run must have refused a prompt, given why this engine does; None if it must have run.
+        """Return why the run must have refused a prompt, given this engine's reason; None if it must have run.
 
-        Only for want of memory the two may differ; then the run's own room decides.
+        The two may differ only for lack of memory; then the run's own room decides.
 
         Raises:
-            CheckError: this engine has less room than the run had.
+            CheckError: if this engine has less room than the run had.
         """
         line, mine = self._outputs.peek(), _room(own)
         if line is None or line.key != (request.index, 0):
@@ -175,13 +175,13 @@ class Replay(ABC):
         return own if smaller is None else self._refusal(smaller, request)
 
     def _placed(self, done: _Done) -> _Done:
-        """What became of a sample as a run writes it, an error with its place in the input."""
+        """Return a sample as a run writes it, with the place in the input before an error."""
         if done.error is None:
             return done
         return replace(done, error=f"{self._name}:{done.request.line}: {done.error}")
 
 
 def _room(error: object) -> int | None:
-    """The room that an error speaks of."""
+    """Return the room that an error states."""
     found = _NO_ROOM.search(error) if isinstance(error, str) else None
     return int(found[1]) if found else None

@@ -1,12 +1,11 @@
-"""Samples whose tokens are known, read by canonical passes: what their logits give, token by token.
+"""Read samples whose tokens are known by canonical passes, and compare their logits token by token.
 
-All tokens are known, so prompt and completion are read as those of a score are (`Engine.score_stream`): many positions
-a pass, what samples have in common once. Each committed token must be what its logits, parameters and noise give.
+Prompt and completion are read as for a score (`Engine.score_stream`): many positions per pass, and what samples share
+only once. Each committed token must be what its logits, parameters and noise give.
 
-Where bits are not promised, rounding may explain a token: logits that are off by no more than so much could have given
-it. Filters are asked about the worst and the best that an error can do to a token. What helps one token most against
-all filters at once is to raise it and all that stands below it; what harms it most is to raise all that is above it or
-can come there.
+Where equal bits are not promised, a token is a tie if logits within an error bound could have given it. Filters are
+tested with the worst and the best case for a token. The best case against all filters at once raises the token and
+everything below it; the worst case raises everything that is above it or can get there.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ _Known = TypeVar("_Known", bound="Known")
 
 
 def largest(logits: Array) -> np.ndarray:
-    """The largest finite magnitude of each row, float32 [rows]."""
+    """Return the largest finite magnitude of each row, float32 [rows]."""
     numbers = array(logits)
     found: np.ndarray = np.abs(np.where(np.isfinite(numbers), numbers, np.float32(0))).max(-1)
     return found
 
 
 def rounding_explains(logits: Array, choice: Choice, token: int, error: float) -> bool:
-    """Whether a token could be the choice where differences of logits are off by `error` at most.
+    """Whether a token could be the choice if differences of logits are off by at most `error`.
 
-    It is not if the filters drop it in the best case, or if a competitor that they keep even in its worst case has a
-    score that is too far ahead.
+    It could not if filters drop it in its best case, or if a competitor that they keep even in its own worst case is
+    too far ahead.
 
     Args:
         logits: float32 [vocabulary], not yet adjusted.
@@ -57,7 +56,7 @@ def rounding_explains(logits: Array, choice: Choice, token: int, error: float) -
     if choice.adjustment is not None:
         error *= choice.adjustment.stretch
     if not np.isfinite([row[token], row.max()]).all():
-        return False  # a token that the model rules out, or a broken model
+        return False  # the model rules the token out, or is broken
     if choice.temperature == 0:
         return bool(row[token] >= row.max() - error)
     if token not in kept(_at_best(row, token, error), choice):
@@ -66,12 +65,12 @@ def rounding_explains(logits: Array, choice: Choice, token: int, error: float) -
     ahead = np.flatnonzero(score > score[token] + error / choice.temperature)
     if not len(ahead):
         return True
-    rival = int(ahead[row[ahead].argmax()])  # if filters can drop this one, they can drop those with lower logits, too
+    rival = int(ahead[row[ahead].argmax()])  # if filters can drop this one, they can also drop those with lower logits
     return rival not in kept(_at_worst(row, rival, error), choice)
 
 
 def _at_best(row: np.ndarray, token: int, error: float) -> np.ndarray:
-    """Logits within the error that keep a token if any do: nothing passes it, and what it is behind weighs least."""
+    """Return logits within the error that keep a token if any do: none passes it, and those ahead weigh least."""
     top = row[token] + error
     found = np.where(row > row[token], np.maximum(row, top), row + error)
     found[token] = np.nextafter(top, np.inf)  # ahead of its equals
@@ -79,18 +78,18 @@ def _at_best(row: np.ndarray, token: int, error: float) -> np.ndarray:
 
 
 def _at_worst(row: np.ndarray, token: int, error: float) -> np.ndarray:
-    """Logits within the error that drop a token if any do: whatever can pass it does, and weighs most."""
+    """Return logits within the error that drop a token if any do: every one that can pass it does, and weighs most."""
     found = np.where(row + error >= row[token], np.nextafter(row + error, np.inf), row)
     found[token] = row[token]
     return found
 
 
 class Mismatch(NamedTuple):
-    """What stands in the place of a token that is not what the canonical logits give.
+    """How a token differs from what the canonical logits give.
 
     Attributes:
-        expected: what the logits give.
-        margin: score of the expected token less that of the committed one (logits at temperature 0, else perturbed
+        expected: the token that the logits give.
+        margin: score of the expected token minus that of the committed one (logits at temperature 0, else perturbed
             log-probabilities); inf where a filter drops the committed one.
         tie: whether an error within the tolerance explains the token.
     """
@@ -102,17 +101,17 @@ class Mismatch(NamedTuple):
 
 @dataclass(slots=True)
 class Known:
-    """A sample whose tokens are known, and what canonical passes say of it.
+    """A sample whose tokens are known, and what canonical passes give for them.
 
     Attributes:
-        sequence: before its first token; gets the thoughts of a model that thinks.
+        sequence: the sequence before its first token; receives the thoughts of a model that thinks.
         tokens: its completion as the run wrote it, ids of the vocabulary.
-        mismatches: the tokens that are not what the logits give, by place.
+        mismatches: tokens that are not what the logits give, by place.
         logprobs: log-probability of each token that the logits give.
-        margins: of each of them; inf where there was no other candidate.
-        tops: log-probabilities as the output has them, if the request asks for them.
-        errors: the largest error of a difference of a token's logits that the tolerance allows.
-        error: why the sample cannot be a text; None if it can.
+        margins: their margins; inf where there was no other candidate.
+        tops: log-probabilities as the output has them, if requested.
+        errors: for each token, the largest error of a logit that the tolerance allows.
+        error: why the sample cannot be a text, or None.
     """
 
     sequence: Sequence
@@ -126,15 +125,15 @@ class Known:
 
     @property
     def judged(self) -> Judged:
-        """Log-probabilities and margins, as the engine's log takes them."""
+        """Log-probabilities and margins in the form that the engine's log takes."""
         return Judged(None, np.array(self.logprobs, np.float32), np.array(self.margins, np.float64))
 
     def choice(self, place: int) -> Choice:
-        """How the token at a place of the completion is chosen."""
+        """Return how the token at a place of the completion is chosen."""
         return self.sequence.choice(place, self.tokens)
 
     def take(self, logits: Array, tolerance: float) -> None:
-        """Note what the logits, float32 [n, vocabulary], of the next tokens give."""
+        """Record what the logits, float32 [n, vocabulary], of the next tokens give."""
         first, wanted = len(self.logprobs), self.sequence.request.params.logprobs
         picked = choose(logits, [self.choice(first + i) for i in range(len(logits))])
         for i, expected in enumerate(picked.tokens.tolist()):
@@ -149,7 +148,7 @@ class Known:
         self.margins += judged.margins.tolist()
 
     def _mismatch(self, row: np.ndarray, place: int, expected: int, tolerance: float) -> Mismatch:
-        """A token beside what its logits, float32 [vocabulary], give."""
+        """Compare a token with what its logits, float32 [vocabulary], give."""
         token, choice, finite = self.tokens[place], self.choice(place), np.abs(row[np.isfinite(row)])
         score, error = scores(row, choice), tolerance * float(finite.max()) if len(finite) else 0.0
         tie = tolerance > 0 and rounding_explains(row, choice, token, error)
@@ -157,7 +156,7 @@ class Known:
 
 
 def refusal(engine: Engine, request: Request) -> str | None:
-    """Why an engine cannot run a request; None if it can."""
+    """Return why an engine cannot run a request; None if it can."""
     try:
         engine.sequences(request)
     except RequestError as error:
@@ -166,15 +165,15 @@ def refusal(engine: Engine, request: Request) -> str | None:
 
 
 def read(engine: Engine, samples: list[_Known], tolerance: float = 0.0) -> Iterator[_Known]:
-    """Read samples.
+    """Read samples by canonical passes.
 
     Args:
-        engine: reads them.
-        samples: each with at least one token, and no more than it may have.
+        engine: the engine that reads them.
+        samples: samples with at least one token each, and no more than allowed.
         tolerance: error of another profile's logits, as a share of a row's largest; 0 where bit equality is promised.
 
     Yields:
-        Each sample once it has been read, in the order in which they end.
+        Each sample once it has been read, in the order in which they finish.
     """
 
     def take(seq: ScoredSequence, first: int, logits: Array) -> None:

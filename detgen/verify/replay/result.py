@@ -1,4 +1,4 @@
-"""What an audit found: what a run cannot have written, and counts."""
+"""The result of an audit: findings and counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Finding:
     Attributes:
         where: file, and line if there is one.
         what: in words.
-        kind: "file", "line", "differs" or "tie"; a tie is no fault.
+        kind: "file", "line", "differs" or "tie"; a tie is not a fault.
     """
 
     where: str
@@ -25,20 +25,20 @@ class Finding:
 
 @dataclass(slots=True)
 class AuditResult:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
-        findings: the first hundred, with ties.
+        findings: the first hundred, including ties.
         faults: all findings except ties.
-        ties: tokens, and lines with their values, that rounding explains, under another profile.
+        ties: tokens, and lines with values, that rounding explains under another profile.
         differing: tokens that differ.
         samples: samples audited.
-        tokens: their tokens.
-        unverified: samples of unverified requests, of which nothing is promised.
+        tokens: tokens of these samples.
+        unverified: samples of unverified requests, for which nothing is promised.
         missing: samples that a stopped run has not written.
-        other_profile: how the profile differs; empty if bit equality is promised.
-        tolerance: share of a row's largest logit within which a token is a tie.
-        seconds: time taken by the tokens.
+        other_profile: differences of the profile; empty if equal bits are promised.
+        tolerance: share of a row's largest logit within which a differing token is a tie.
+        seconds: time spent on the tokens.
         run_speed: tokens per second of the run itself; None if unknown.
         logged: whether there is an acceptance log to judge, unless there were none in any case.
     """
@@ -58,7 +58,7 @@ class AuditResult:
     logged: bool = True
 
     def add(self, where: str, what: str, kind: str) -> None:
-        """Note a finding."""
+        """Record a finding."""
         if len(self.findings) < _FOUND:
             self.findings.append(Finding(where, what, kind))
         self.ties += kind == "tie"
@@ -66,5 +66,5 @@ class AuditResult:
         self.faults += kind != "tie"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it as JSON values."""
         return {"equal": not self.faults, **asdict(self)}

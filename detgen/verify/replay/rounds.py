@@ -1,7 +1,7 @@
-"""The acceptance log of a sample whose tokens are known, as the engine writes it where these drafts are proposed.
+"""Derive the acceptance log of a sample whose tokens are known, given its drafts.
 
 The drafts are taken from the log itself, since no output depends on who drafted what; everything else follows from
-them, by the engine's own verdict on windows and its own log.
+them by the engine's own verdict on windows and its own log.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from detgen.kernels.logprobs import Judged
 from detgen.verify.replay.comparing import Line
 
 _DRAFTERS = frozenset(name for name in DRAFTERS if name != "auto")  # "auto" drafts by the others
-_NO_TOKEN = -2  # behind the last one of a completion; neither a token nor `NONE`
+_NO_TOKEN = -2  # follows the last token of a completion; neither a token nor `NONE`
 
 _SHOWN = reprlib.Repr()
 
 
 class LogError(ValueError):
-    """A log that no run can have written: file and line, if it is a certain one, and the reason."""
+    """No run can have written a log: the file and line, if known, and the reason."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
@@ -37,12 +37,12 @@ class LogError(ValueError):
 
 
 class Rounds(NamedTuple):
-    """The rounds of a sample, as its log says who drafted what.
+    """The rounds of a sample, according to its log.
 
     Attributes:
-        windows: one a round: the token before it, and its draft.
+        windows: one per round: the token before it, and its draft.
         drafters: who drafted each.
-        lines: of the log, one for each token of the completion.
+        lines: lines of the log, one for each token of the completion.
     """
 
     windows: list[Window]
@@ -54,13 +54,13 @@ def rounds_of(seq: Sequence, tokens: list[int], lines: list[Line], vocabulary: i
     """Divide a completion into the rounds of its log.
 
     Args:
-        seq: before its first token.
+        seq: the sequence before its first token.
         tokens: the completion.
         lines: the sample's lines of `acceptance.jsonl`, with the fields of their entries.
         vocabulary: entries of the logits.
 
     Raises:
-        LogError: the log cannot be one of these tokens.
+        LogError: if the log cannot belong to these tokens.
     """
     found, name = Rounds([], [], []), f"prompt {seq.request.index}, sample {seq.sample}"
     text = [*seq.tokens, *tokens]
@@ -84,7 +84,7 @@ def rounds_of(seq: Sequence, tokens: list[int], lines: list[Line], vocabulary: i
 
 
 def _draft(seq: Sequence, lines: list[Line], done: int, vocabulary: int) -> tuple[str, list[int]]:
-    """Who drafted in a round of a verified sample after so many tokens, and what."""
+    """Return the drafter and the draft of a verified sample's round after so many tokens."""
     first = lines[0]
     name = first.fields["drafter"]
     if not isinstance(name, str) or name not in _DRAFTERS:
@@ -102,13 +102,13 @@ def _draft(seq: Sequence, lines: list[Line], done: int, vocabulary: int) -> tupl
 
 
 def _chosen(rows: WantedRows, text: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The token behind each row, int64 [rows], and the position of each in its sequence."""
+    """Return the token behind each row, int64 [rows], and its position in the sequence."""
     at = rows.positions[rows.owner] + rows.depth + 1
     return np.array([*text, _NO_TOKEN])[np.minimum(at, len(text))], at
 
 
 def _committed(rows: WantedRows, text: list[int]) -> np.ndarray:
-    """How many tokens windows commit, int64 [windows], where the text is what is chosen."""
+    """Return how many tokens each window commits, int64 [windows], if the text is what is chosen."""
     chosen, at = _chosen(rows, text)
     committed: np.ndarray = judge(rows.firsts, rows.drafted, chosen, at == len(text) - 1).committed
     return committed
@@ -118,7 +118,7 @@ def commit(seq: Sequence, tokens: list[int], rounds: Rounds, judged: Judged) -> 
     """Commit a completion round by round.
 
     Args:
-        seq: before its first token; gets tokens, records and counts.
+        seq: the sequence before its first token; receives tokens, records and counts.
         tokens: the completion.
         rounds: its rounds.
         judged: log-probability and margin of each token.
@@ -141,10 +141,10 @@ def commit(seq: Sequence, tokens: list[int], rounds: Rounds, judged: Judged) -> 
 
 
 def written_scores(rounds: Rounds) -> Judged:
-    """What the log of an unverified sample says of its tokens: all that can be known of it.
+    """Return what the log of an unverified sample says about its tokens, which cannot be derived.
 
     Raises:
-        LogError: no logits give that.
+        LogError: if no logits give these numbers.
     """
     logprobs = [_score(line, "logprob", -math.inf, 0.0) for line in rounds.lines]
     margins = [_score(line, "margin", 0.0, math.inf) for line in rounds.lines]

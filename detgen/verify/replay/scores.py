@@ -1,7 +1,7 @@
-"""The lines of a folder of scores, derived from its prompts.
+"""Derive the lines of a folder of scores from its prompts.
 
-A score is what canonical passes say of tokens that the prompts give, so everything is derived. Under another profile
-bits are not promised: then log-probabilities may differ as far as rounding explains it.
+Scores are what canonical passes give for the prompts' tokens, so everything is derived. Under another profile, where
+equal bits are not promised, log-probabilities may differ as far as rounding explains it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from detgen.verify.replay.comparing import Key, Line, Place, compare_line
 from detgen.verify.replay.lines import AHEAD, Replay
 from detgen.verify.replay.reading import largest
 
-# Of the tokens of scores, by place: the error of differences of logits that the tolerance allows, and how far the token
-# is from being as likely as the best one, or the next.
+# By place of a scored token: the error of a difference of logits that the tolerance allows, and the distance of the
+# token's logit from the best one, or of the best from the second.
 _Errors = dict[Key, dict[int, tuple[float, float]]]
 
 
@@ -60,19 +60,19 @@ class ScoreReplay(Replay):
         return score.error if score.refused else None
 
     def _came(self, request: ScoreRequest) -> bool:
-        """Whether the run may have come to a prompt; one that was not stopped has come to all."""
+        """Whether the run may have reached a prompt; one that was not stopped has reached all."""
         if self._kept is None or self._outputs.peek() is not None:
             return True
         return any(self._kept.lines(request, sample) is not None for sample in request.wanted)
 
     def _score(self, requests: list[ScoreRequest], errors: _Errors) -> dict[int, list[Score]]:
-        """The scores of some requests, by index; `errors` gets what rounding explains, under another profile."""
+        """Return scores of requests by index; `errors` receives what rounding explains, under another profile."""
 
         def trace(seq: ScoredSequence, first: int, rows: Array) -> None:
             logits, tokens = array(rows), seq.scored[first : first + len(rows)]
             second, best = np.partition(logits, -2, axis=1)[:, -2:].T
             own = logits[np.arange(len(logits)), tokens]
-            with np.errstate(invalid="ignore"):  # of infinite ones
+            with np.errstate(invalid="ignore"):  # if logits are infinite
                 apart = np.where(own == best, best - second, best - own)
             error = 2 * self._tolerance * largest(logits)
             found = errors.setdefault((seq.request.index, seq.sample), {})
@@ -85,7 +85,7 @@ class ScoreReplay(Replay):
         return {index: sorted(own, key=lambda score: score.sample) for index, own in found.items()}
 
     def _compare(self, score: Score, errors: _Errors) -> bool:
-        """Compare the line of a score; whether it ended with an error, by itself."""
+        """Compare the line of a score. Return whether its line says that it ended with an error."""
         key = (score.request.index, score.sample)
         derived = output_line(score, self._pieces).encode()
         line = self._take(key)
@@ -109,13 +109,13 @@ class ScoreReplay(Replay):
 
 
 class _Rounded:
-    """What rounding explains of the line of a score."""
+    """Judges what rounding explains in the line of a score."""
 
     def __init__(self, line: Line, errors: dict[int, tuple[float, float]]) -> None:
         self._line, self._errors = line.fields, errors
 
     def __call__(self, path: Place, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
-        """See `Allow`; the sums may be what the tokens of the line give."""
+        """See `Allow`. Sums may be those of the line's own tokens."""
         theirs: Any = self._line.get("logprobs")
         if not self._errors:
             return None
@@ -132,7 +132,7 @@ class _Rounded:
 
 
 def _close(written: Any, wanted: dict[str, Any], error: float, apart: float) -> bool:
-    """Whether rounding explains what a line says of a token."""
+    """Whether rounding explains a line's values for a token."""
     if not isinstance(written, dict) or written.keys() != wanted.keys() or written["token"] != wanted["token"]:
         return False
     was, now = written["logprob"], wanted["logprob"]

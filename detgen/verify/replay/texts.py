@@ -1,7 +1,7 @@
-"""The lines of a run's texts, derived from its prompts and tokens.
+"""Derive the lines of a run's texts from its prompts and tokens.
 
-The tokens are the run's own, and so is who drafted what. What follows from them is derived: by canonical passes, by the
-engine's own rules for the end of a text, by the functions that write lines.
+The tokens and who drafted what are taken from the run. The rest is derived by canonical passes, by the engine's own
+rules for the end of a text, and by the functions that write lines.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from detgen.verify.replay.rounds import LogError, Rounds, commit, rounds_of, wri
 
 @dataclass(slots=True)
 class _Sample(Known):
-    """A sample beside its lines.
+    """A sample and its lines.
 
     Attributes:
-        line: of `outputs.jsonl`; the store's where a stopped run's file ends.
-        log: of `acceptance.jsonl`; None if there is none, or no run can have written it.
+        line: its line of `outputs.jsonl`, or of the store where a stopped run's file ends.
+        log: its lines of `acceptance.jsonl`; None if there are none, or no run can have written them.
         written: whether `outputs.jsonl` has the line.
-        kept: what the store of a stopped run has of it.
+        kept: its lines in the store of a stopped run.
     """
 
     line: Line = field(kw_only=True)
@@ -44,7 +44,7 @@ class _Sample(Known):
     kept: KeptLines | None = field(kw_only=True)
 
     def allow(self, tolerance: float) -> Allow:
-        """What may differ from what logits give: whatever stands beside a wrong token, and what rounding explains."""
+        """Return a judge that allows any values beside a wrong token, and those that rounding explains."""
 
         def allow(path: Place, found: Any, wanted: Any, line: dict[str, Any]) -> str | None:
             in_log = path in (("logprob",), ("margin",)) and line.get("token") is not None
@@ -74,7 +74,7 @@ class TextReplay(Replay):
         self._log_name: str | None = named["log"]
         self._acceptance = self._files[1] if self._log_name is not None else None
         self._generated: tuple[Request, list[Completion]] | None = None
-        self._failed = -1  # the last prompt of which a sample ended with an error
+        self._failed = -1  # the last prompt with a sample that ended with an error
 
     def _check(self, items: Iterable[Request | BadLine]) -> Iterator[None]:
         samples = self._samples(items)
@@ -91,7 +91,7 @@ class TextReplay(Replay):
         return refusal(engine, request)
 
     def _samples(self, items: Iterable[Request | BadLine]) -> Iterator[_Sample]:
-        """The samples whose tokens can be judged; the lines of all others are checked at once."""
+        """Yield the samples whose tokens can be judged; the lines of all others are checked at once."""
         for item in items:
             if isinstance(item, BadLine):
                 self._check_refusal(item.index, bad_line(item))
@@ -107,7 +107,7 @@ class TextReplay(Replay):
                 return
 
     def _sample(self, seq: Sequence) -> _Sample | None:
-        """A sample that can run; None if its tokens cannot be judged."""
+        """Return a sample that can run; None if its tokens cannot be judged."""
         key = (seq.request.index, seq.sample)
         written = self._take(key)
         kept = self._kept.lines(seq.request, seq.sample) if self._kept is not None else None
@@ -133,7 +133,7 @@ class TextReplay(Replay):
         return None
 
     def _log(self, seq: Sequence, kept: KeptLines | None) -> list[Line] | None:
-        """The acceptance log of a sample; the store's where a stopped run's file ends, None if there is none."""
+        """Return a sample's acceptance log, from the store where a stopped run's file ends; None if there is none."""
         key = (seq.request.index, seq.sample)
         if self._acceptance is None:
             return None if kept is None else _entries(kept.log_lines(key))
@@ -141,7 +141,7 @@ class TextReplay(Replay):
         if not self._stopped or self._acceptance.peek() is not None:
             return _entries(lines)
         if kept is None:
-            return None  # whether it is complete is not known
+            return None  # it may be incomplete
         found = b"".join(line.raw for line in lines)
         if found != kept.acceptance:
             if not kept.acceptance.startswith(found + self._acceptance.torn):
@@ -150,7 +150,7 @@ class TextReplay(Replay):
         return _entries(kept.log_lines(key))
 
     def _give_up(self, sample: _Sample, what: str) -> None:
-        """Note why the lines of a sample cannot be derived."""
+        """Record why the lines of a sample cannot be derived."""
         self._result.add(sample.line.where, what, "line")
         self.whole = False
 
@@ -169,7 +169,7 @@ class TextReplay(Replay):
             self.totals.errors += 1
 
     def _check_verified(self, sample: _Sample) -> None:
-        """Check the lines of a sample that was read."""
+        """Check the lines of a sample that was read by canonical passes."""
         self._result.samples += 1
         self._result.tokens += len(sample.tokens)
         if sample.error is not None:
@@ -185,9 +185,9 @@ class TextReplay(Replay):
         self._derive(sample, lambda _: sample.judged, sample.allow(self._tolerance))
 
     def _check_unverified(self, sample: _Sample) -> None:
-        """Check the lines of a sample of which nothing is promised: what follows from its tokens.
+        """Check what follows from the tokens of a sample for which nothing is promised.
 
-        Its thoughts, log-probabilities and margins are its own, as far as there can be such.
+        Its thoughts, log-probabilities and margins are taken from its lines if they are possible.
         """
         seq, line, vocabulary = sample.sequence, sample.line, self._engine.vocabulary
         self._result.unverified += 1
@@ -270,15 +270,15 @@ class TextReplay(Replay):
 
 
 def _entries(lines: list[Line]) -> list[Line]:
-    """Lines of the acceptance log with the fields of their entries."""
+    """Return lines of the acceptance log with the fields of their entries."""
     return [line._replace(fields=log_entry(line.fields)) for line in lines]
 
 
 def _logprobs(entries: Any, tokens: list[int]) -> list[TokenLogprobs]:
-    """The log-probabilities of a line.
+    """Return the log-probabilities of a line.
 
     Raises:
-        Exception: it does not have them for each token.
+        Exception: if it does not have them for each token.
     """
     if [e["token"] for e in entries] != tokens:
         raise ValueError
@@ -286,17 +286,17 @@ def _logprobs(entries: Any, tokens: list[int]) -> list[TokenLogprobs]:
 
 
 def _number(value: float | None) -> float:
-    """A log-probability as a line spells it: null is minus infinity."""
+    """Return a log-probability that a line spells; null is minus infinity."""
     return -math.inf if value is None else float(value)
 
 
 def _distance(a: object, b: object) -> float:
-    """How far two numbers of a line are apart; nothing is far from everything."""
+    """Return the distance of two numbers of a line; infinite if one is missing."""
     return abs(a - b) if isinstance(a, float) and isinstance(b, float) else math.inf
 
 
 def _apart(found: Any, wanted: Any) -> float:
-    """The largest difference of a token's log-probabilities at the same rank."""
+    """Return the largest difference of a token's log-probabilities at the same rank."""
     try:
         ours, theirs = (_logprobs([entry], [wanted["token"]])[0] for entry in (wanted, found))
         tops = [abs(p - q) for (_, p), (_, q) in zip(ours.top, theirs.top, strict=True)]
@@ -306,7 +306,7 @@ def _apart(found: Any, wanted: Any) -> float:
 
 
 def _possible(thoughts: object, chunk: int, read: int) -> bool:
-    """Whether these can be the thoughts of full chunks among so many tokens, each once and in order."""
+    """Whether these can be thoughts of full chunks among so many tokens, each once and in order."""
     firsts = []
     for entry in thoughts if isinstance(thoughts, list) else [None]:
         if not (isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and isinstance(entry[1], str)):
