@@ -1,4 +1,4 @@
-"""`detgen verify-determinism`: generates under perturbed settings and compares every bit with a reference.
+"""`detgen verify-determinism`: generate under perturbed settings and compare every bit with a reference.
 
-Axes, the covering array of their values, running under a setting, comparing.
+Axes, the covering array of their values, generation under a setting, and comparison.
 """

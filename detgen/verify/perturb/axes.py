@@ -1,6 +1,6 @@
-"""What may change without changing an output: the axes, and settings as points on them.
+"""Axes, which may change without changing an output, and settings, which are points on them.
 
-Plain data. The first value of each axis is that of the reference.
+Plain data. The first value of each axis is the reference's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from detgen.machine import usable_cores
 
 Value = str | int | bool | None
 
-# Kinds of sampling. The stop strings of "stop", and the biases and the stop token of "T=0.8 penalties", are taken from
-# the reference's text, so that they have an effect. The prompts' own parameters are greedy unless a line sets others.
+# Kinds of sampling. The stop strings of "stop", and the biases and the stop token of "T=0.8 penalties", come from the
+# reference's text, so that they have an effect. The prompts' own parameters are greedy unless a line sets others.
 SAMPLING: dict[str, dict[str, Any]] = {
     "own": {},
     "stop": {"logprobs": 2},
@@ -45,7 +45,7 @@ _WORDS: dict[tuple[str, Value], str] = {
 
 
 def _axis(title: str, *values: Value) -> Any:
-    """A field of `Setting`: what it is called, and the values to try, the reference's first."""
+    """Return a field of `Setting` with its title and the values to try, the reference's first."""
     return field(default=values[0], metadata={"title": title, "values": values})
 
 
@@ -54,26 +54,26 @@ class Setting:
     """One way to generate; by default, the reference.
 
     Attributes:
-        batch: most requests at a time; "all" of them.
+        batch: most requests at a time, or "all" of them.
         order: "file", "reversed" or "shuffle 1", ...
-        neighbours: who else is in the batch: "none", "others", "long" (a very long prompt, compared too), "early"
-            (soon finished), "broken" (a token's embedding is NaN while they run: they end with an error, and the
+        neighbours: other requests in the batch: "none", "others", "long" (a very long prompt, compared too), "early"
+            (finishing soon), "broken" (a token's embedding is NaN while they run: they end with an error, and the
             adversary drafts that token for the others).
-        slot: places by which the queue is rotated, so that each request takes another slot.
-        drafter: one of detgen's, or "adversary" (wrong at random depths), "oracle" (always right).
-        draft_tokens: drafted per round; None adapts.
-        chunk: most prompt tokens per pass; None reads the prompt whole.
-        prefix_cache: "off", or share KV entries of prompts that begin alike: "cold" (nothing is known before), "warm"
-            (the same requests have run before), "shared" (others that begin alike have).
+        slot: number of places by which the queue is rotated, so that each request takes another slot.
+        drafter: one of detgen's, or "adversary" (wrong at random depths) or "oracle" (always right).
+        draft_tokens: draft tokens per round; None adapts the number.
+        chunk: most prompt tokens per pass; None reads a prompt in one pass.
+        prefix_cache: "off", or sharing of KV entries between prompts that begin alike: "cold" (nothing is cached
+            before), "warm" (the same requests ran before), "shared" (others that begin alike did).
         speculative_prefill: chunks of a prompt that a thinking model reads ahead: "off", a number, "auto", or the
             "whole" prompt.
-        chains: passes in one call, each of which reads what the one before chose, where nothing is drafted; no pass
-            keeps logits that are not needed, so that tokens and KV entries are all there is to compare.
-        preemption: a KV cache too small for the batch, so that sequences give their pages back and are replayed.
+        chains: chains of passes where nothing is drafted; they keep no logits that are not needed, so only tokens and
+            KV entries are compared.
+        preemption: a KV cache too small for the batch, so that sequences are preempted and replayed.
         threads: CPU threads; 0 is all cores.
-        process: "this", "fresh" (another one), or "resumed": a `detgen run` that is killed and run again.
+        process: "this", "fresh" (another one), or "resumed" (a `detgen run` that is killed and run again).
         sampling: kind of sampling of all requests; each has a reference of its own.
-        unverified: requests with `deterministic: false` beside the others.
+        unverified: number of requests with `deterministic: false` beside the others.
         quant: quantization of the target; each has a reference of its own.
     """
 
@@ -95,15 +95,15 @@ class Setting:
     quant: str = _axis("quantization", *QUANTS)
 
     def changed(self) -> dict[str, Value]:
-        """The axes on which it differs from the reference, and its values there."""
+        """Return the axes on which it differs from the reference, with its values."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     def turned(self, axis: str, value: Any) -> Setting:
-        """The same setting with another value on one axis."""
+        """Return the same setting with another value on one axis."""
         return replace(self, **{axis: value})
 
     def reference(self) -> Setting:
-        """The setting that it must agree with bit for bit."""
+        """Return the setting that it must agree with bit for bit."""
         return Setting(sampling=self.sampling, quant=self.quant)
 
     def __str__(self) -> str:
@@ -115,13 +115,11 @@ TITLES: dict[str, str] = {f.name: f.metadata["title"] for f in fields(Setting)}
 
 
 def name_value(axis: str, value: Value) -> str:
-    """A value in words."""
+    """Return a value in words."""
     return _WORDS.get((axis, value), str(value))
 
 
-Axes = dict[
-    str, tuple[Value, ...]
-]  # fields of `Setting` as they are on this machine: their values, the reference's first
+Axes = dict[str, tuple[Value, ...]]  # values to try on each axis on this machine, the reference's first
 
 
 def make_axes(
@@ -133,15 +131,15 @@ def make_axes(
     thinks: bool = False,
     requests: int = 64,
 ) -> Axes:
-    """All axes that have more than one value here.
+    """Return all axes that have more than one value here.
 
     Args:
-        drafters: those that the engine has.
+        drafters: names of the engine's drafters.
         quants: quantizations that can be tried.
         processes: whether other processes can load the same model.
         cores: CPU cores; None asks the machine.
         thinks: whether the target thinks while it reads.
-        requests: how many there are for a batch.
+        requests: number of requests that a batch can have.
     """
     missing: set[tuple[str, Value]] = {("quant", quant) for quant in QUANTS if quant not in quants}
     missing |= {("threads", n) for n in (1, 2) if n >= (cores or usable_cores())}
@@ -156,10 +154,10 @@ def make_axes(
 
 
 def consistent(values: Mapping[str, Value]) -> bool:
-    """Whether values of some axes can stand together, and all have an effect."""
+    """Whether values of some axes can be combined, and all have an effect."""
     get = values.get
     drafter, neighbours, drafted = get("drafter"), get("neighbours"), get("draft_tokens")
-    if get("process") == "resumed" and (  # only what the command line of `detgen run` offers: one run, no tiny cache
+    if get("process") == "resumed" and (  # one run, no tiny cache: what the command line offers
         drafter in ("adversary", "oracle")
         or neighbours == "broken"
         or get("prefix_cache") in ("warm", "shared")
@@ -169,16 +167,16 @@ def consistent(values: Mapping[str, Value]) -> bool:
     return not (
         (get("chains") and (drafter not in ("none", None) or drafted))
         or (drafted is not None and drafter == "none")
-        or (drafter == "self" and get("quant", "none") != "none")  # it is in few bits already
+        or (drafter == "self" and get("quant", "none") != "none")  # it already has few bits
         or (get("speculative_prefill", "off") != "off" and get("chunk") == 1)  # leaves nothing to read ahead
         or (get("slot") and get("batch") == 1)
-        # Preemption is one of a batch; what holds a very long prompt is too large for the others.
+        # Only batches are preempted; a cache that holds a very long prompt is too large for the others to outgrow.
         or (get("preemption") and (get("batch") == 1 or neighbours == "long"))
     )
 
 
 def alone(name: str, values: Iterable[Value], batch: Value = 8) -> list[Setting]:
-    """The settings that change one axis only, beside what its values need to have an effect, in batches."""
+    """Return settings that change one axis only, in batches, beside what its values need to have an effect."""
     beside: dict[str, Any] = {"batch": batch}
     if name == "draft_tokens":
         beside["drafter"] = "adversary"

@@ -1,4 +1,4 @@
-"""The check: a reference, the same again under each setting, compared bit for bit."""
+"""The check: generate a reference, repeat it under each setting, compare bit for bit."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from detgen.verify.perturb.selecting import ordered
 from detgen.verify.perturb.timing import OutOfTime, Timing, measured, quickest
 from detgen.verify.replay.reading import refusal
 
-_ENOUGH = 3  # settings that differ, after which nothing is gained by trying more
-_MORE = 5.0  # seconds in which more of them are looked for once there is one
-_TOO_LONG = 50  # random settings in a row that do not fit into the time, after which no other one will
+_ENOUGH = 3  # settings that differ, after which trying more gains nothing
+_MORE = 5.0  # seconds for finding more of them after the first
+_TOO_LONG = 50  # random settings in a row that do not fit into the time, after which no other will
 
 
 class Check:
     """Generates and compares. A context manager that ends its other process.
 
     Args:
-        config: how to build the engine; its drafter must be "auto", so that a draft model is there if there can be.
+        config: configuration of the engine; its drafter must be "auto", so that any draft model is loaded.
         pool: the prompts.
-        axes: what may change.
-        seed: of orders and adversaries.
-        observer: is told how it goes.
-        subject: the engine under test, built like that of `config`.
+        axes: the axes that may change.
+        seed: seed of orders and adversaries.
+        observer: receives messages and progress.
+        subject: the engine under test, configured by `config`.
 
     Attributes:
-        started: when it began, as `time.monotonic`.
-        result: what it has found so far.
+        started: start of the check, in the time of `time.monotonic`.
+        result: the result so far.
         fresh: the other process.
         references: samples that settings are compared with, by quantization and sampling.
     """
@@ -59,9 +59,9 @@ class Check:
         self.result = CheckResult()
         self.fresh = FreshProcess(config)
         self.references: dict[tuple[str, str], dict[Key, Observed]] = {}
-        self._roomy = 0  # settings of a run whose cache was not too small
-        self._until: float | None = None  # when what is being generated is given up
-        self._timing: Timing | None = None  # where the time is limited
+        self._roomy = 0  # settings that did not need to preempt
+        self._until: float | None = None  # when to give up the current generation
+        self._timing: Timing | None = None  # if the time is limited
         self._lengths: dict[str | int, int] = {}  # tokens of prompts
 
     def __enter__(self) -> Check:
@@ -71,11 +71,11 @@ class Check:
         self.fresh.close()
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it as JSON values."""
         r, engine = self.result, self.subject.engine()
 
         def counts(tally: Tally | None) -> dict[str, int]:
-            found = {} if tally is None else asdict(tally)  # chunks are those of models that think
+            found = {} if tally is None else asdict(tally)  # only models that think have chunks
             return found if engine.thinks else {n: c for n, c in found.items() if "chunks" not in n}
 
         by_axis = {name: r.of_axis(name, values) for name, values in self.axes.items()}
@@ -98,7 +98,7 @@ class Check:
         }
 
     def left_out(self) -> dict[str, list[str]]:
-        """The values of each axis, beside the reference's, that no setting had though some were to have them."""
+        """Return the planned values of each axis, other than the reference's, that no setting has tried."""
         found = {}
         for name, values in self.axes.items():
             planned = {getattr(s, name) for s in self.result.selected}
@@ -107,17 +107,17 @@ class Check:
         return {name: values for name, values in found.items() if values}
 
     def learn(self, until: float | None = None, start: float = 0.0) -> None:
-        """Make the reference of the pool, which other requests are made of; prompts that cannot run leave the pool.
+        """Generate the pool's reference, from which further requests are made; drop prompts that cannot run.
 
         Args:
-            until: when the settings after it are to be done, as `time.monotonic`: the pool is shortened to leave them
-                time. None takes as long as it takes.
+            until: when the settings must be done, in the time of `time.monotonic`; the pool is shortened to leave them
+                time. None sets no limit.
             start: seconds that a process took to load the models.
 
         Raises:
-            EngineError: as building the engine does.
+            EngineError: if the engine cannot be built.
             CheckError: if no prompt can run; the message says why the first one cannot.
-            OutOfTime: there is no time for it.
+            OutOfTime: if there is no time for it.
         """
         engine, pool = self.subject.engine(), self.pool
         self._until = until
@@ -142,7 +142,7 @@ class Check:
             pool.cross(seen.tokens)
 
     def _fitting(self, requests: list[Request], until: float | None, start: float) -> list[Request]:
-        """As many of the requests, with as many new tokens, as leave the settings time; says so if it is less."""
+        """Return as many requests, with as many new tokens, as leave time for the settings; note it if that is less."""
         if until is None:
             return requests
         engine = self.subject.engine()
@@ -158,13 +158,13 @@ class Check:
         return found
 
     def _length(self, request: Request) -> int:
-        """Tokens of a prompt, at least 1."""
+        """Return the number of a prompt's tokens, at least 1."""
         if request.id not in self._lengths:
             self._lengths[request.id] = max(size(self.subject.engine(), request)[0], 1)
         return self._lengths[request.id]
 
     def expected(self, setting: Setting) -> tuple[float, float]:
-        """Seconds that a setting's requests will take one by one, and that it waits for processes; 0 if not limited."""
+        """Return the seconds for a setting's requests one by one and for starting processes; 0 if time is unlimited."""
         if self._timing is None:
             return 0.0, 0.0
         made = self.references.get((setting.quant, setting.sampling), {})
@@ -178,16 +178,15 @@ class Check:
         )
 
     def run(self, settings: list[Setting], more: Iterable[Setting] = (), deadline: float | None = None) -> CheckResult:
-        """Try settings until they end, the deadline (as `time.monotonic`) has come, or enough differ.
+        """Try settings until they end, the deadline (in the time of `time.monotonic`) has come, or enough differ.
 
-        What is known to take longer than there is time is left out; what does all the same is given up, and not
-        counted.
+        Settings expected to exceed the time are skipped; one that exceeds it nevertheless is given up and not counted.
 
         Args:
-            settings: in an order in which another process can load the models of those ahead; where the time is
-                limited, those that bring most new values in it come first.
-            more: tried after these.
-            deadline: None takes as long as it takes.
+            settings: in an order that lets another process load the models of later ones; if time is limited, settings
+                that add most new values per second come first.
+            more: settings to try after these.
+            deadline: None sets no limit.
         """
         result, timing = self.result, self._timing
         started, self._until = time.monotonic(), deadline
@@ -230,7 +229,7 @@ class Check:
         return result
 
     def _try(self, setting: Setting) -> Failure | None:
-        """Try a setting with its prompts, and count it."""
+        """Try a setting with its prompts and count it."""
         tally, preemptions = Tally(settings=1), self.result.preemptions
         failure = self.attempt(Case(setting, self.pool.watched(setting)), tally)
         if setting.preemption and failure is None and self.result.preemptions == preemptions:
@@ -240,14 +239,14 @@ class Check:
         return failure
 
     def attempt(self, case: Case, tally: Tally | None = None) -> Failure | None:
-        """Compare a case, where an error is a difference too; None if nothing differs.
+        """Compare a case; an error is a difference, too. Return None if nothing differs.
 
         Args:
             case: what to generate.
-            tally: counts of the comparison are added to it.
+            tally: receives the counts of the comparison.
 
         Raises:
-            OutOfTime: the time of the settings is over.
+            OutOfTime: if the time for the settings is over.
         """
         try:
             reference = self.reference(case)
@@ -259,10 +258,10 @@ class Check:
         return None if difference is None else Failure(case, difference)
 
     def task(self, case: Case, reference: dict[Key, Observed]) -> Task:
-        """The case as plain data."""
+        """Return the case as plain data."""
         setting, seed = case.setting, self.seed
         looks_ahead = setting.drafter in ("oracle", "adversary")
-        prompts: dict[str | int, list[int]] = {}  # tokens of those that can run, where anything is made of them
+        prompts: dict[str | int, list[int]] = {}  # of the prompts that can run, if needed below
         if looks_ahead or setting.neighbours == "broken" or setting.prefix_cache == "shared":
             encode, can_run = self.subject.engine(setting.quant).encode, {id for id, _ in reference}
             prompts = {r.id: encode(r) for r in case.watched if r.id in can_run}
@@ -280,14 +279,14 @@ class Check:
         return Task(setting, queue, ahead, seed, broken[0] if broken else None, before, thinks)
 
     def reference_task(self, case: Case) -> Task:
-        """What the case is compared with: nothing drafted, one request at a time."""
+        """Return the reference task of a case: nothing drafted, one request at a time."""
         return self._alone(case.watched, case.setting.reference())
 
     def _alone(self, requests: list[Request], setting: Setting) -> Task:
         return Task(setting, requests, [], self.seed, thinks=self.subject.engine().thinks)
 
     def reference(self, case: Case) -> dict[Key, Observed]:
-        """The reference of the case's requests; each is generated once."""
+        """Return the reference of the case's requests; each is generated once."""
         setting = case.setting
         made = self.references.setdefault((setting.quant, setting.sampling), {})
         missing = [r for r in case.watched if (r.id, 0) not in made]

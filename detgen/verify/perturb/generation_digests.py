@@ -1,6 +1,6 @@
-"""What a generation commits, as digests per position; and where two generations differ.
+"""Digests per position of what a generation commits, and where two generations differ.
 
-A digest is eight bytes of BLAKE2b over the raw bits of a row: -0.0 differs from 0.0, and memory stays small.
+A digest is eight bytes of BLAKE2b over the raw bits of a row, so -0.0 differs from 0.0, and little memory is needed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Key = tuple[str | int, int]  # request id, sample
 
 @dataclass(slots=True)
 class Observed:
-    """One sample: what it says, and digests of the canonical values behind it.
+    """A sample: its output line, and digests of the canonical values behind it.
 
     Attributes:
-        prompt: tokens of the prompt.
-        tokens: the completion's.
-        line: the output line of the sample, without its place in the input.
-        parts: what is known of these, by name. `logits`: a digest per token of the completion, unless passes may be in
-            one call. `keys` and `values`: a digest per cached position, prompt first. Of a model that thinks, `state`:
-            a digest of the state of each chunk whose rows were read, and `thought`: the thought of each full chunk of
-            them, empty ones too. Nothing is known from another program's files.
-        chunk: tokens of a chunk; 0 if not known.
+        prompt: number of prompt tokens.
+        tokens: tokens of the completion.
+        line: its output line without its place in the input.
+        parts: what is known, by name. `logits`: a digest per token of the completion, unless there were chains. `keys`
+            and `values`: a digest per cached position, prompt first. Of a model that thinks, `state`: a digest of the
+            state of each chunk whose rows were read, and `thought`: the thought of each of these chunks that is full,
+            also if empty. Empty for samples from another program's files.
+        chunk: tokens per chunk; 0 if unknown.
     """
 
     prompt: int
@@ -46,19 +46,19 @@ class Observed:
 
 
 def line_of(raw: str) -> dict[str, Any]:
-    """What an output line says of a sample, wherever its prompt stands."""
+    """Return the fields of a sample's output line without the index of its prompt."""
     line: dict[str, Any] = json.loads(raw)
     del line["index"]
     return line
 
 
 def digests(x: Array) -> list[bytes]:
-    """A digest of each x[i]."""
+    """Return a digest of each x[i]."""
     return [blake2b(row.tobytes(), digest_size=8).digest() for row in bits(x)]
 
 
 class Watching:
-    """A trace that keeps digests; `pieces` are of the target's tokenizer, and see `Trace` for `chains`."""
+    """A trace that keeps digests; `pieces` are the target tokenizer's; see `Trace` for `chains`."""
 
     def __init__(self, pieces: Pieces, *, chains: bool = False) -> None:
         self.chains, self._pieces = chains, pieces
@@ -66,7 +66,7 @@ class Watching:
         self._chunk = 0
 
     def committed(self, seq: Sequence, first: int, logits: Array) -> None:
-        """See `Trace`; unverified sequences are left out, since nothing is promised of them."""
+        """See `Trace`. Unverified sequences are left out, since nothing is promised for them."""
         if seq.deterministic:
             self._of(seq).setdefault("logits", [])[first:] = digests(logits)
 
@@ -82,7 +82,7 @@ class Watching:
         return self._parts.setdefault((seq.request.id, seq.sample), {})
 
     def observed(self, done: Completion) -> Observed:
-        """A finished sample with its digests."""
+        """Return a finished sample with its digests."""
         parts = self._parts.get((done.request.id, done.sample), {})
         line = line_of(output_line(done, self._pieces))
         return Observed(done.prompt_tokens, done.token_ids, line, parts, self._chunk)
@@ -90,15 +90,15 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first thing in which a sample differs from its reference.
+    """The first difference of a sample from its reference.
 
     Attributes:
-        id: of the request.
-        sample: which of its samples.
-        what: "token", "logits", "keys", "values", "state", "thought", "line" (anything else of it) or "missing".
-        position: in prompt and completion, of the first row that differs; its logits choose the next token.
-        place: index of that token in the completion; negative within the prompt.
-        tokens: that token in the reference and here; None if there is none.
+        id: id of the request.
+        sample: number of the sample.
+        what: "token", "logits", "keys", "values", "state", "thought", "line" (anything else in it) or "missing".
+        position: position in prompt and completion of the first row that differs; its logits choose the next token.
+        place: index of that next token in the completion; negative within the prompt.
+        tokens: that token in the reference and here; None if missing.
     """
 
     id: str | int
@@ -111,19 +111,19 @@ class Difference:
 
 @dataclass(slots=True)
 class Tally:
-    """What was compared and what was equal; tallies add up.
+    """Counts of what was compared and what was equal; tallies add up.
 
     Attributes:
         settings: generations.
-        samples: their samples.
+        samples: number of their samples.
         positions: cached positions compared.
-        entries_equal: those whose keys and values have equal bits.
+        entries_equal: positions whose keys and values have equal bits.
         logits: committed tokens whose logits were compared.
-        logits_equal: those whose logits have equal bits.
+        logits_equal: tokens whose logits have equal bits.
         tokens: committed tokens compared.
-        tokens_different: those that differ.
+        tokens_different: tokens that differ.
         chunks: chunks of a thinking model whose states and thoughts were compared.
-        chunks_equal: those whose states have equal bits and whose thoughts equal tokens.
+        chunks_equal: chunks whose states have equal bits and whose thoughts have equal tokens.
     """
 
     settings: int = 0
@@ -138,24 +138,24 @@ class Tally:
     chunks_equal: int = 0
 
     def add(self, other: Tally) -> None:
-        """Count another one in."""
+        """Add another tally."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
     def equal(self) -> bool:
-        """Whether every bit that was compared is equal."""
+        """Whether every compared bit is equal."""
         pairs = (self.positions, self.entries_equal), (self.logits, self.logits_equal), (self.chunks, self.chunks_equal)
         return all(compared == equal for compared, equal in pairs) and not self.tokens_different
 
 
 def compare(reference: Mapping[Key, Observed], found: Mapping[Key, Observed], tally: Tally) -> Difference | None:
-    """Compare the samples of a generation with those of the reference; the difference of the first that differs.
+    """Compare a generation's samples with the reference's. Return the difference of the first that differs.
 
     Args:
-        reference: of all samples that should be there.
-        found: those that are.
-        tally: is told what was compared.
+        reference: all samples that should be there.
+        found: the samples that are there.
+        tally: receives the counts.
     """
     differences = []
     for key, want in reference.items():
@@ -190,14 +190,14 @@ def _equal(a: Iterable[Any], b: Iterable[Any]) -> int:
 
 
 def _first(key: Key, want: Observed, got: Observed) -> Difference | None:
-    """The difference at the earliest row; of one row the cause before its effects."""
-    row = want.prompt - 1  # it chooses the first token
-    places = {  # of each part, causes first: the row of its first entry, and rows an entry
+    """Return the difference at the earliest row; within a row, causes come before effects."""
+    row = want.prompt - 1  # this row chooses the first token
+    places = {  # of each part, causes first: the row of its first entry, and rows per entry
         "state": (0, want.chunk),
         "keys": (0, 1),
         "values": (0, 1),
         "logits": (row, 1),
-        "thought": (want.chunk - 1, want.chunk),  # it follows the chunk's last row
+        "thought": (want.chunk - 1, want.chunk),  # follows the chunk's last row
         "token": (row, 1),
     }
     ours, theirs = ({**seen.parts, "token": list(seen.tokens)} for seen in (want, got))
@@ -216,7 +216,7 @@ def _first(key: Key, want: Observed, got: Observed) -> Difference | None:
 
 
 def _differ(a: list[Any], b: list[Any]) -> int | None:
-    """The first index at which two lists differ, also by ending."""
+    """Return the first index at which two lists differ, or one ends."""
     if a == b:
         return None
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

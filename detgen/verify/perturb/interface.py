@@ -1,4 +1,4 @@
-"""What a check is asked: the declaration that the options of `detgen verify-determinism` are made of."""
+"""The configuration of a check, from which the options of `detgen verify-determinism` are made."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from detgen.verify.perturb.axes import TITLES
 
 @dataclass(frozen=True, slots=True)
 class CheckConfig:
-    """What to check, and how thoroughly.
+    """What to check and how thoroughly.
 
     Attributes:
-        prompts: as `detgen run` takes them; None takes the embedded ones.
-        engine: names the models.
-        full: longer texts, and many random settings after those that combine each pair of values.
-        minutes: time for all of it, filled with random settings; None takes as long as the others take.
-        axis: names of axes, each changed alone; none combines all of them.
+        prompts: any prompts that `detgen run` takes; None takes the embedded ones.
+        engine: the models.
+        full: longer texts, and many random settings after the pairwise ones.
+        minutes: time for everything, filled with random settings; None takes as long as the other settings take.
+        axis: names of axes, each changed alone; if empty, all axes are combined.
         limit: most prompts to read.
-        seed: of the selection.
+        seed: seed of the selection.
     """
 
     prompts: Annotated[
@@ -61,7 +61,7 @@ class CheckConfig:
     seed: Annotated[int, Option("N", panel="Expert"), "Seed that selects the settings to try."] = 0
 
     def __post_init__(self) -> None:
-        """Raises CheckError for a number out of range."""
+        """Raise CheckError if a number is out of range."""
         for name, least in (("minutes", 0.01), ("limit", 1), ("seed", 0)):
             if (given := getattr(self, name)) is not None and given < least:
                 raise CheckError(f"{name} must be a number of at least {least}, got {given}")

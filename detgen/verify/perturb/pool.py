@@ -1,6 +1,6 @@
-"""The requests that are generated: those that are compared, and their neighbours.
+"""The requests of a check: those that are compared, and their neighbours.
 
-Plain data: from prompts and a setting to requests.
+Plain data: requests made from prompts and a setting.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _FEW = 4  # requests of the smallest batches
 _SURPLUS = 2  # more requests than slots, so that slots are used again
 _FILLED = 64  # tokens of a neighbour that breaks
-_SEVERAL = 8  # requests that have several samples, where the sampling asks for them
-_CROWD = 6  # requests for a cache that holds few of them at a time
-_GROWING = "growing"  # what the ids of requests begin with that outgrow such a cache together
+_SEVERAL = 8  # requests that may have several samples, if the sampling asks for them
+_CROWD = 6  # requests for a cache that holds few at a time
+_GROWING = "growing"  # prefix of the ids of requests that together outgrow such a cache
 _MUSING, _MUSED = 3, 22  # requests that think while they generate, and their tokens: not whole chunks of four
 _WIDEST = Setting(batch="all", drafter="oracle", draft_tokens=64)  # requests of all kinds that such a cache holds
-_BEFORE_END, _BEHIND_END = 4, 5  # tokens of a prompt that ends before a block does, and that its completion goes on
-_GROWTH = 20  # tokens that they generate: the first one to need a page is to be there when the second one needs it
+_BEFORE_END, _BEHIND_END = 4, 5  # tokens by which a prompt ends before a block, and its completion goes on behind it
+_GROWTH = 20  # tokens that they generate: the first to need a page must still run when the second needs it
 
 
 @dataclass(slots=True)
@@ -36,18 +36,18 @@ class Pool:
     """The prompts of a check.
 
     Attributes:
-        requests: each with its own parameters.
-        long: a prompt as long as neighbours may have, as text.
-        name: of the input that they are from.
-        given: how many prompts the user's has; None where that is not known, or they are the embedded ones.
-        errors: of those prompts that cannot be run, and so are not here.
-        stops: a stop string of each request, by its id; those of the kind "stop" end there.
-        tokens: the reference's completion of each request, by its id.
+        requests: the prompts, each with its own parameters.
+        long: text of the longest prompt that neighbours may have.
+        name: name of the input.
+        given: number of prompts in the user's file; None if unknown, or for the embedded prompts.
+        errors: errors of prompts that cannot run and are not included.
+        stops: a stop string for each request by its id, for the sampling "stop".
+        tokens: the reference's completion of each request by its id.
         following: a prompt that continues another request's completion, once that is known.
-        variants: prompts of whole blocks that differ in one token of a block: its first, its last, one between, one of
-            the block before.
-        crossing: a prompt whose completion goes over a block end; then one that continues it, once that is known.
-        musing: of a thinking model, requests whose completions think: they repeat the tokens of a chunk that did.
+        variants: prompts of whole blocks that differ in one token of a block: the first, the last, one between, or one
+            of the block before.
+        crossing: a prompt whose completion crosses a block end; then one that continues it, once that is known.
+        musing: of a thinking model, requests that think while generating: they repeat the tokens of a chunk that did.
         growing: two prompts that together outgrow a cache made for the longest request.
     """
 
@@ -65,7 +65,7 @@ class Pool:
     growing: list[Request] = field(default_factory=list)
 
     def watched(self, setting: Setting) -> list[Request]:
-        """The requests to compare under a setting: a few more than its slots."""
+        """Return the requests to compare under a setting: a few more than its slots."""
         batch = len(self.requests) if setting.batch == "all" else int(setting.batch)
         count = batch + _SURPLUS if batch > 1 else _FEW
         if setting.preemption:
@@ -84,13 +84,13 @@ class Pool:
         return [self._sampled(r, setting.sampling) for r in chosen]
 
     def _lasting(self, window: int) -> Request:
-        """A request that fills a whole window, after the token that its prompt gives and before a last one."""
+        """Return a request that fills a whole window, with a token before it and one after."""
         few = self.requests[min(2, len(self.requests) - 1)]
         params = SamplingParams(max_tokens=window + 2)
         return replace(few, index=len(self.requests) + 1, id=f"lasting {window}", params=params)
 
     def _lengthened(self, request: Request, window: int) -> Request:
-        """The same request, or another one that does not end with the first window either."""
+        """Return the same request, or another that does not end with the first window either."""
         if window < _GROWTH:
             return request
         return replace(request, id=f"{request.id}, {window} long").with_params(
@@ -98,11 +98,11 @@ class Pool:
         )
 
     def longest(self) -> Request:
-        """The long neighbour, which is compared too: no other's positions reach as far."""
+        """Return the long neighbour, which is compared too: its positions reach further than any other's."""
         return Request(len(self.requests) + 2, "long", prompt=self.long, params=SamplingParams(max_tokens=4))
 
     def resampled(self, watched: list[Request], kind: str) -> list[Request]:
-        """The same requests with another kind of sampling."""
+        """Return the same requests with another kind of sampling."""
         own = {r.id: r for r in (*self.requests, *self.musing)}
         plain = [replace(r, params=SamplingParams(max_tokens=r.params.max_tokens)) for r in watched]
         return [self._sampled(own.get(r.id, r), kind) for r in plain]
@@ -117,10 +117,10 @@ class Pool:
         """Keep the reference's texts, stop strings from their middles, and make the requests that consist of token ids.
 
         Args:
-            reference: of the requests.
-            prompts: tokens of their prompts, by their ids.
-            size: most tokens that a request may have, with its completion; 0 if it cannot run.
-            page: positions of a page.
+            reference: reference of the requests.
+            prompts: tokens of their prompts, by id.
+            size: returns the most tokens of a request with its completion; 0 if it cannot run.
+            page: positions per page.
         """
         self.requests = [r for r in self.requests if (r.id, 0) in reference]  # the others cannot run
         for (id, _), sample in reference.items():
@@ -140,15 +140,15 @@ class Pool:
         self.growing = self._growing(text, page, max(map(size, [*self.watched(_WIDEST), *others])))
 
     def cross(self, tokens: tuple[int, ...]) -> None:
-        """Continue the prompt whose completion goes over a block end, by that completion and a little more."""
+        """Add a prompt that continues the completion that crosses a block end by a little more."""
         prompt = self.crossing[0].token_ids or ()
         whole = [*prompt, *tokens, *prompt[:3]]
         self.crossing.append(self._of_tokens("crossed", whole, SamplingParams(max_tokens=3)))
 
     def _musing(self, reference: Mapping[Key, Observed], prompts: Mapping[str | int, list[int]]) -> list[Request]:
-        """Prompts that thought, continued by the tokens of the last chunk that did, in any order.
+        """Return prompts that thought, continued by the tokens of the last chunk that did, in any order.
 
-        A penalty for each use has them take turns.
+        A penalty for each use makes these tokens alternate.
         """
         made: list[Request] = []
         for request in self.requests:
@@ -161,7 +161,7 @@ class Pool:
         return made
 
     def _variants(self, text: list[int], page: int) -> list[Request]:
-        """Prompts whose first two blocks are equal but for one token, or less."""
+        """Return prompts whose first two blocks differ in one token at most, or are shorter."""
         base, tokens = _repeated(text, 2 * page + 1), sorted(set(text))
         prompts = [base]
         for place, length in ((0, 2 * page + 1), (page - 1, page + 1), (page // 2, page + 1), (page + 7, 2 * page + 1)):
@@ -172,9 +172,9 @@ class Pool:
         ]
 
     def _growing(self, text: list[int], page: int, longest: int) -> list[Request]:
-        """Two prompts that nearly fill half the pages that the longest request needs, read backwards.
+        """Return two prompts that nearly fill half the pages that the longest request needs, read backwards.
 
-        The younger one needs another page first, and has some tokens when the older one needs it, too.
+        The younger one needs another page first, and still has tokens to come when the older one needs one.
         """
         half = -(-longest // (2 * page)) * page
         prompts = [_repeated(text[::-1], half - 1), _repeated(text[-2::-1] or text, half)]
@@ -196,7 +196,7 @@ class Pool:
             changes["stop_token_ids"] = common[-1:]
             changes["logit_bias"] = dict.fromkeys(common, 1.0)
         if request.tool_choice not in ("auto", "none") or any(getattr(request.params, name) for name in GUIDES):
-            changes.pop("ignore_eos", None)  # such a text ends
+            changes.pop("ignore_eos", None)  # texts with a form or a call must end
         if "seed" in changes:
             changes["seed"] += request.index
         return request.with_params(**changes)
@@ -204,7 +204,7 @@ class Pool:
     def arranged(
         self, watched: list[Request], setting: Setting, seed: int, broken: tuple[int, ...] = ()
     ) -> list[Request]:
-        """The watched requests in the setting's order, with neighbours and unverified requests among them.
+        """Return the watched requests in the setting's order, with neighbours and unverified requests among them.
 
         `broken` are token ids for neighbours that break, the first of them that of the token with the broken embedding.
         """
@@ -218,14 +218,14 @@ class Pool:
         neighbours = self._neighbours(setting) + self._breaking(setting, broken) + self._unverified(setting)
         for i, other in enumerate(neighbours):  # spread over the first slots, so that they run beside the longest
             queue.insert(min(2 * i, len(queue)), other)
-        return sorted(queue, key=lambda request: not grows(request))  # at the same time, beside no other's pages
+        return sorted(queue, key=lambda request: not grows(request))  # at the same time, beside no others' pages
 
     def beginnings(self, watched: list[Request], prompts: Mapping[str | int, list[int]]) -> list[Request]:
-        """Other requests that begin like the watched ones: longer, not verified, or with another token in the middle.
+        """Return other requests that begin like the watched ones: longer, unverified, or differing in a middle token.
 
         Args:
-            watched: as they are.
-            prompts: tokens of their prompts, by their ids; those that are not there cannot run.
+            watched: the watched requests.
+            prompts: tokens of their prompts by id, of those that can run.
         """
         made: list[Request] = []
         for request in watched:
@@ -252,7 +252,7 @@ class Pool:
         return made
 
     def _breaking(self, setting: Setting, broken: tuple[int, ...]) -> list[Request]:
-        """Neighbours that break early in their prompts, which fill more of their pages than most others will."""
+        """Return neighbours that break early in their prompts, which fill more of their pages than most others will."""
         if setting.neighbours != "broken" or not broken:
             return []
         token, *others = broken
@@ -275,16 +275,16 @@ class Pool:
         ]
 
     def _other(self, i: int) -> str:
-        """Some text that is not a prompt of the pool."""
+        """Return some text that is not a prompt of the pool."""
         start = (37 * i) % max(len(self.long) - 60, 1)
         return self.long[start : start + 60]
 
 
 def grows(request: Request) -> bool:
-    """Whether it is one of the two that together outgrow a small cache."""
+    """Whether it is one of the two requests that together outgrow a small cache."""
     return str(request.id).startswith(_GROWING)
 
 
 def _repeated(tokens: list[int], length: int) -> list[int]:
-    """The tokens again and again, up to a length."""
+    """Return the tokens repeated up to a length."""
     return list(islice(cycle(tokens), length))

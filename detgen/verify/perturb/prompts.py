@@ -1,4 +1,4 @@
-"""The prompts of a check: a user's, as `detgen run` takes them, or the embedded ones, repeated where too few."""
+"""The prompts of a check: a user's, as for `detgen run`, or the embedded ones; too few are repeated."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from detgen.params import SamplingParams
 from detgen.prompts import BadLine, open_prompts
 from detgen.verify.perturb.pool import Pool
 
-FEW = 4  # requests that a check has at least: of fewer prompts there are copies
-COPY = "copy "  # what the ids of copies begin with
+FEW = 4  # least number of requests of a check; fewer prompts are copied
+COPY = "copy "  # prefix of the ids of copies
 
-# What some of the embedded prompts ask of their texts, by their places.
+# Forms of some embedded prompts, by index.
 _FORMS: dict[int, dict[str, Any]] = {
     1: {"guided_json": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}},
     5: {"guided_regex": "[a-z_]+ = [0-9]+"},
     9: {"guided_choice": ("none", "other")},
     13: {"guided_grammar": 'root ::= term (" + " term){1,3}\nterm ::= [a-z] | [1-9]'},
 }
-# Which of them call a tool, where the model can.
+# Index of the first embedded prompt that calls a tool, if the model can.
 _CALLING = 3
 _CALL: dict[str, Any] = {
     "tools": [
@@ -39,20 +39,19 @@ _CALL: dict[str, Any] = {
     ],
     "tool_choice": "required",
 }
-_UNSET = 2**31 - 1  # the most that `max_tokens` can be: what a line has that sets none
-_SHOWN = 3  # errors
+_UNSET = 2**31 - 1  # largest possible `max_tokens`: the default of lines that set none
+_SHOWN = 3  # number of errors shown
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much a check tries.
+    """The extent of a check.
 
-    Attributes:
-        prompts: how many; where there are fewer embedded ones, they are repeated with another beginning.
-        lengths: (requests, tokens each) of the first requests, the next ones, and so on; the last length is for all
-            that are left. Batches of 64 need many short ones. A user's line may set its own.
-        longest: characters of a long neighbour.
-        cut: characters to which all embedded prompts but the first are cut; None leaves them.
+    prompts: number of prompts; too few embedded ones are repeated with another beginning.
+        lengths: (requests, tokens each) of the first requests, the next ones, and so on; the last length holds for the
+        rest. Batches of 64 need many short ones. A user's line may set its own.
+        longest: characters of the long neighbour.
+        cut: characters to which all embedded prompts but the first are cut; None does not cut.
         random: random settings after the pairwise ones.
     """
 
@@ -68,17 +67,17 @@ FULL = Extent(96, ((4, 80), (12, 40), (1, 16)), 4000, None, 300)
 
 
 def read_pool(prompts: str | None, target: object, limit: int | None, extent: Extent) -> Pool:
-    """The prompts of a check.
+    """Read the prompts of a check.
 
     Args:
-        prompts: a user's, as `detgen run` takes them; each is used as it is, with its own parameters. None takes those
-            that are embedded beside the target; for any that is not embedded, those of the usual one.
-        target: the model that they are for.
+        prompts: a user's, as for `detgen run`; used as they are, with their own parameters. None takes the prompts
+            embedded beside the target, or beside the usual one if the target is not embedded.
+        target: the model to prompt.
         limit: most prompts to read.
-        extent: how many there may be, how many are needed of the embedded ones, and how long those may be.
+        extent: most prompts to read, and number and lengths of the embedded ones.
 
     Raises:
-        PromptsError: none can be read.
+        PromptsError: if none can be read.
     """
     source = open_prompts(prompts or str(EMBEDDED.get(str(target), DEMO) / "prompts.jsonl"))
     given = None if prompts is None else source.inspect().prompts
@@ -106,7 +105,7 @@ def read_pool(prompts: str | None, target: object, limit: int | None, extent: Ex
 
 
 def with_calls(requests: list[Request], can_run: Callable[[Request], bool]) -> list[Request]:
-    """Embedded prompts, some of which are chats that must call a tool, where the model's chat template has calls."""
+    """Turn some embedded prompts into chats that must call a tool, if the model's chat template has calls."""
     found = list(requests)
     for i in range(_CALLING, len(found), 16):
         calling = replace(found[i], prompt=None, messages=[{"role": "user", "content": found[i].prompt}], **_CALL)
@@ -117,7 +116,7 @@ def with_calls(requests: list[Request], can_run: Callable[[Request], bool]) -> l
 
 
 def _timed(request: Request, tokens: int, index: int) -> Request:
-    """A request of a check, called by its line; so many new tokens if the line sets no number."""
+    """Return a request with its line as its id, and so many new tokens if the line sets no number."""
     own = request.params.max_tokens
     return replace(
         request.with_params(max_tokens=own if own != _UNSET else max(tokens, request.params.min_tokens)),
@@ -128,20 +127,20 @@ def _timed(request: Request, tokens: int, index: int) -> Request:
 
 
 def _long_text(requests: list[Request], longest: int) -> str:
-    """What requests say, again and again, up to so many characters."""
+    """Repeat the texts of requests up to so many characters."""
     joined = "\n".join(filter(None, map(_said, requests))) or "text "
     return (joined * (longest // len(joined) + 1))[:longest]
 
 
 def _said(request: Request) -> str:
-    """The text of a prompt, or of a chat's messages; nothing of token ids."""
+    """Return the text of a prompt or of a chat's messages; "" for token ids."""
     contents = [m.get("content") for m in request.messages or []]
     parts = [part for c in contents for part in (c if isinstance(c, list) else [{"text": c}]) if isinstance(part, dict)]
     return request.prompt or "\n".join(text for part in parts if isinstance(text := part.get("text"), str))
 
 
 def shortened(requests: list[Request], count: int, most: int) -> list[Request]:
-    """The first requests, with at most so many new tokens each."""
+    """Return the first requests, with at most so many new tokens each."""
     return [
         r.with_params(max_tokens=min(r.params.max_tokens, most), min_tokens=min(r.params.min_tokens, most))
         for r in requests[:count]
@@ -149,7 +148,7 @@ def shortened(requests: list[Request], count: int, most: int) -> list[Request]:
 
 
 def repeated(requests: list[Request]) -> list[Request]:
-    """The requests, and copies of them where they are too few to make a batch."""
+    """Return the requests, with copies if they are too few for a batch."""
     copies = range(max(FEW - len(requests), 0))
     return requests + [
         replace(requests[i % len(requests)], index=len(requests) + i, id=f"{COPY}{i + 1}") for i in copies
@@ -157,7 +156,7 @@ def repeated(requests: list[Request]) -> list[Request]:
 
 
 def left_out(errors: list[str], prompts: int) -> list[str]:
-    """Which prompts cannot be run, in words; nothing if all can."""
+    """Return lines that say which prompts cannot run; none if all can."""
     if not errors:
         return []
     more = [f"  {len(errors) - _SHOWN:,} more"] if len(errors) > _SHOWN else []

@@ -1,4 +1,4 @@
-"""What a check compares, and what it found. Plain data."""
+"""What a check compares and what it found. Plain data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Failure:
     """A case in which something differs.
 
     Attributes:
-        case: what was generated, and how.
-        difference: the first one.
-        error: what was raised, where that is the difference.
+        case: the case.
+        difference: the first difference.
+        error: the error that was raised, if that is the difference.
     """
 
     case: Case
@@ -34,19 +34,19 @@ class Failure:
 
 @dataclass(slots=True)
 class CheckResult:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        total: of all settings.
-        tried: the settings, each with what was compared under it.
+        total: counts over all settings.
+        tried: the settings that were tried, each with its counts.
         failures: the first few settings that differ.
         kills: runs that were killed and resumed.
-        preemptions: sequences that gave their pages back and were replayed.
+        preemptions: sequences that were preempted and replayed.
         seconds: time taken.
-        pairs: pairwise settings that were selected; 0 if axes were to be changed alone.
-        selected: settings that were to be tried, random ones left out.
-        done: how many of them were.
-        notes: what could not be tried, and why.
+        pairs: number of selected pairwise settings; 0 if axes were changed alone.
+        selected: settings that were to be tried, except random ones.
+        done: how many of these were tried.
+        notes: what could not be tried and why.
     """
 
     total: Tally = field(default_factory=Tally)
@@ -61,7 +61,7 @@ class CheckResult:
     notes: list[str] = field(default_factory=list)
 
     def of_axis(self, name: str, values: tuple[Value, ...]) -> tuple[list[str], Tally | None]:
-        """Names of the values of an axis that were tried, and what was compared under others than the first."""
+        """Return the names of an axis' values that were tried, and the counts under values other than the first."""
         seen = {getattr(setting, name) for setting, _ in self.tried}
         found, others = Tally(), False
         for setting, tally in self.tried:

@@ -1,4 +1,4 @@
-"""A `detgen run` that is killed in the middle and run again: the real command line, in processes of its own."""
+"""Kill a `detgen run` in the middle and run it again: the real command line, in processes of its own."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from detgen.verify.perturb.generation_digests import Observed, line_of
 from detgen.verify.perturb.running import Generated, Task
 from detgen.verify.perturb.timing import OutOfTime, check_time
 
-DETGEN = (sys.executable, "-m", "detgen")  # what starts detgen; tests start a broken one
+DETGEN = (sys.executable, "-m", "detgen")  # command that starts detgen; tests start a broken one
 
 _LOOK_SECONDS = 0.005  # between two looks at the store
-_TRIES = 3  # to kill a run that has samples to come
+_TRIES = 3  # to kill a run before it has all samples
 
 
 def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None) -> Generated:
-    """Run a task, kill it by SIGKILL when the first of its samples are committed, and run it again to the end.
+    """Run a task, kill it by SIGKILL once its first samples are committed, and run it again to the end.
 
-    A run of few tokens may have them all before it is killed; it is then run anew, at most three times.
+    A run of few tokens may finish before it is killed; it is then repeated, at most three times.
 
     Args:
-        task: its setting must be one that the command line has.
-        config: names the models.
-        until: when it must be done, as `time.monotonic`; None for whenever.
+        task: a task whose setting the command line offers.
+        config: the models.
+        until: when it must be done, in the time of `time.monotonic`; None for no limit.
 
     Returns:
-        What the run wrote, without digests; a kill if it was killed before it had all samples.
+        The run's output, without digests, and one kill if it was killed before it had all samples.
 
     Raises:
-        CheckError: if a run fails; the message is its own.
-        OutOfTime: it is not done in time.
+        CheckError: if a run fails, with its message.
+        OutOfTime: if it is not done in time.
     """
     with tempfile.TemporaryDirectory(prefix="detgen-") as name:
         folder = Path(name)
@@ -61,7 +61,7 @@ def kill_and_resume(task: Task, config: EngineConfig, until: float | None = None
 
 
 def _run(command: list[str], until: float | None, out: Path | None) -> float:
-    """Run a command to its end, or kill it once the store of its folder has a sample; how many that has then."""
+    """Run a command to its end, or kill it once its folder's store has a sample. Return how many samples that has."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             while out is not None and process.poll() is None:
@@ -75,20 +75,20 @@ def _run(command: list[str], until: float | None, out: Path | None) -> float:
         except subprocess.TimeoutExpired:
             raise OutOfTime from None
         finally:
-            process.kill()  # not to outlive an interrupted check
+            process.kill()  # must not outlive an interrupted check
     if process.returncode:
         raise CheckError(f"detgen run ended with exit status {process.returncode}: {errors.strip()}")
-    return math.inf  # it has them all
+    return math.inf  # all samples
 
 
 def _kept(out: Path) -> int:
-    """How many samples the store of a folder has."""
+    """Return how many samples the store of a folder has."""
     with KeptSamples(out) as kept:
         return kept.count()
 
 
 def _options(task: Task, config: EngineConfig) -> list[str]:
-    """The command line's options for a task's setting."""
+    """Return the command line's options for a task's setting."""
     quant = task.setting.quant
     options = {
         "target": config.target,
@@ -109,7 +109,7 @@ def _options(task: Task, config: EngineConfig) -> list[str]:
 
 
 def _line(request: Request) -> dict[str, Any]:
-    """The request as a line of a prompts file."""
+    """Return the request as a line of a prompts file."""
     line = {
         "id": request.id,
         "prompt": request.prompt,

@@ -1,4 +1,4 @@
-"""Generates under a setting, in this process or in one of its own."""
+"""Generate under a setting, in this process or in another."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from detgen.verify.perturb.pool import grows
 from detgen.verify.perturb.timing import OutOfTime, check_time
 from detgen.worker import Worker
 
-_WHOLE = 1_000_000  # chunks: more than any prompt has
-_BEFORE = 16  # requests at a time of those that fill the prefix cache
+_WHOLE = 1_000_000  # more chunks than any prompt has
+_BEFORE = 16  # requests at a time when the prefix cache is filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Task:
     """A generation, as plain data.
 
     Attributes:
-        setting: how.
-        queue: what, in order.
-        known: samples of the reference, for the drafters that need them.
-        seed: of the adversary.
-        broken: a token whose embedding is NaN meanwhile; None for none.
-        before: what the engine generates first, so that the prefix cache holds it.
+        setting: the setting.
+        queue: the requests, in order.
+        known: samples of the reference, for drafters that need them.
+        seed: seed of the adversary.
+        broken: a token whose embedding is NaN meanwhile, or None.
+        before: requests that are generated first, so that the prefix cache holds them.
         thinks: whether the target thinks while it reads, so that reading ahead can be set.
     """
 
@@ -52,7 +52,7 @@ class Task:
     thinks: bool = False
 
     def engine_settings(self, config: EngineConfig) -> dict[str, Any]:
-        """What the setting asks of an engine, as far as the command line has it, too."""
+        """Return the setting's engine settings that the command line also offers."""
         setting = self.setting
         ahead = _WHOLE if setting.speculative_prefill == "whole" else setting.speculative_prefill
         return {
@@ -65,11 +65,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What a task gave.
+    """The result of a task.
 
     Attributes:
-        samples: those that ended without an error.
-        preemptions: sequences that gave their pages back and were replayed.
+        samples: samples that ended without an error.
+        preemptions: sequences that were preempted and replayed.
         kills: runs that were killed in the middle and resumed.
     """
 
@@ -82,9 +82,9 @@ class Subject:
     """The engine under test, by quantization of the target.
 
     Args:
-        config: how to build it.
+        config: configuration of the engine.
         engine: an existing one, with the quantization of `config`.
-        observer: is told what is being done while the one that the configuration asks for is built.
+        observer: receives messages while the engine of `config` is built.
     """
 
     def __init__(self, config: EngineConfig, engine: Engine | None = None, observer: Observer | None = None) -> None:
@@ -92,10 +92,10 @@ class Subject:
         self._engines: dict[str, Engine] = {"none": engine} if engine is not None else {}
 
     def engine(self, quant: str = "none") -> Engine:
-        """The engine with this quantization of the target; "none" is what the configuration asks for.
+        """Return the engine with this quantization of the target; "none" keeps the configuration's.
 
         Raises:
-            EngineError: as building an engine does.
+            EngineError: if the engine cannot be built.
         """
         if quant not in self._engines:
             if short_of_memory():
@@ -108,9 +108,9 @@ class Subject:
         return self._engines[quant]
 
     def _part(self) -> int | None:
-        """Bytes for another KV cache on a CPU, where the first one's are promised though not used; else None.
+        """Return bytes for another KV cache on a CPU, where the first reserves memory that it does not use; else None.
 
-        Promises beyond what there is keep a process from being copied, and each chat is rendered in a copy.
+        Reserving more than there is prevents a process from being forked, and chats are rendered in forks.
         """
         first = self._engines.get("none")
         if first is None or first.canonical.device.type != "cpu":
@@ -119,9 +119,9 @@ class Subject:
 
     @contextlib.contextmanager
     def configured(self, task: Task) -> Iterator[Engine]:
-        """The engine as the task wants it, after what it generates first; inside the block, its broken token is broken.
+        """Yield the engine configured for the task, after its first requests, with its broken token broken inside.
 
-        Its prefix cache knows nothing else, so that a task differs or not whatever ran before it.
+        Its prefix cache knows nothing else, so that the result does not depend on what ran before.
         """
         setting, engine = task.setting, self.engine(task.setting.quant)
         limits = {"kv_memory": engine.position_bytes * PAGE * _pages(engine, task.queue)} if setting.preemption else {}
@@ -143,8 +143,8 @@ class Subject:
         """Generate in this process.
 
         Raises:
-            EngineError: as building an engine does.
-            OutOfTime: it is not done at this time (as `time.monotonic`).
+            EngineError: if the engine cannot be built.
+            OutOfTime: if it is not done at `until` (in the time of `time.monotonic`).
         """
         with self.configured(task) as engine:
             trace = Watching(engine.pieces, chains=task.setting.chains)
@@ -160,7 +160,7 @@ class Subject:
 
 
 def short_of_memory() -> bool:
-    """Whether there is no room for the models once more."""
+    """Whether there is too little memory to load the models once more."""
     try:
         import psutil
     except ImportError:
@@ -181,7 +181,7 @@ def _drafter(task: Task, vocabulary: int) -> Any:
 
 
 def size(engine: Engine, request: Request) -> tuple[int, int]:
-    """Tokens of a request's prompt, and most that it may have with its completion; nothing if it cannot run."""
+    """Return the tokens of a request's prompt and the most with its completion; zeros if it cannot run."""
     try:
         sample = next(engine.sequences(request))
     except RequestError:
@@ -190,21 +190,21 @@ def size(engine: Engine, request: Request) -> tuple[int, int]:
 
 
 def _pages(engine: Engine, queue: list[Request]) -> int:
-    """Pages of a cache that holds each request of a queue by itself, and both that outgrow it until they do."""
+    """Return the pages of a cache that holds each request by itself, and both that outgrow it until they do."""
     sizes = [(request, *size(engine, request)) for request in queue]
     growing = sum(-(-prompt // PAGE) for request, prompt, _ in sizes if grows(request))
-    return max([growing + 1, *(-(-most // PAGE) for _, _, most in sizes)])  # a page too few for both to go on
+    return max([growing + 1, *(-(-most // PAGE) for _, _, most in sizes)])  # one page too few for both to go on
 
 
 def breaking(
     prompts: Mapping[str | int, list[int]], reference: Mapping[Key, Observed], vocabulary: int
 ) -> tuple[int, ...]:
-    """A token id that no sample has, and ids that the longest prompt has; nothing if they have all there are.
+    """Return a token id that no sample has and the longest prompt's ids; nothing if there is no such id.
 
     Args:
         prompts: tokens of the prompts, by the ids of their requests.
-        reference: the samples.
-        vocabulary: how many ids there are.
+        reference: samples of the reference.
+        vocabulary: number of ids.
     """
     used = {t for tokens in prompts.values() for t in tokens} | {t for seen in reference.values() for t in seen.tokens}
     free = next((t for t in reversed(range(vocabulary)) if t not in used), None)
@@ -215,7 +215,7 @@ def breaking(
 def known(
     requests: Iterable[Request], prompts: Mapping[str | int, list[int]], reference: Mapping[Key, Observed]
 ) -> list[Known]:
-    """The reference's samples of requests, for drafters that look ahead; `prompts` as those of `breaking`."""
+    """Return the reference's samples of requests, for drafters that look ahead; `prompts` as for `breaking`."""
     found = []
     for request in requests:
         prompt = prompts.get(request.id, [])
@@ -230,20 +230,20 @@ class FreshProcess:
     """Another process with the same models, started on first use.
 
     Args:
-        config: how it builds its engines.
+        config: configuration of its engines.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._worker: Worker | None = None
-        self._quant: str | None = None  # what it has loaded, or is loading
-        self._loads = 0  # calls that have not been waited for
+        self._quant: str | None = None  # what is loaded or loading
+        self._loads = 0  # calls not yet waited for
 
     def load(self, quant: str) -> Worker:
-        """Have it load the models with this quantization of the target; this process goes on meanwhile.
+        """Start loading the models with this quantization of the target in the other process, without waiting.
 
         Raises:
-            WorkerError: it has died.
+            WorkerError: if the process has died.
         """
         if self._worker is None or not self._worker.alive:
             self._worker, self._quant, self._loads = Worker("detgen-fresh"), None, 0
@@ -258,11 +258,11 @@ class FreshProcess:
         return quant == self._quant and (not self._loads or (self._worker is not None and self._worker.ready(0)))
 
     def generate(self, task: Task, until: float | None = None) -> Generated:
-        """Generate there.
+        """Generate in the other process.
 
         Raises:
-            WorkerError: that failed, or it has died.
-            OutOfTime: it is not done at this time (as `time.monotonic`); the process has ended.
+            WorkerError: if that failed or the process has died.
+            OutOfTime: if it is not done at `until` (in the time of `time.monotonic`); the process has ended.
         """
         worker = self.load(task.setting.quant)
         worker.begin(_generate, self._config, task)
@@ -279,17 +279,17 @@ class FreshProcess:
         return worker.finish()
 
     def close(self) -> None:
-        """End it at once, whatever it does: it keeps nothing."""
+        """End the process at once; it keeps nothing."""
         if self._worker is not None:
             self._worker.close(patience=0.0)
             self._worker = None
 
 
-_there: Subject | None = None  # of the worker, kept between calls
+_there: Subject | None = None  # the worker's, kept between calls
 
 
 def _load(config: EngineConfig, quant: str) -> None:
-    with contextlib.suppress(EngineError):  # the generation will say so
+    with contextlib.suppress(EngineError):  # the generation will report it
         _subject(config).engine(quant)
 
 

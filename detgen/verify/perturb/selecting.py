@@ -1,7 +1,7 @@
-"""Which settings to try, and in which order: each pair of values of two axes at least once, or at random.
+"""Select and order the settings to try: each pair of values of two axes at least once, or at random.
 
-A covering array of strength two, made greedily after Cohen, Dalal, Fredman and Patton, "The AETG system" (1997):
-each new setting is the best of a few random ones, by the pairs that it adds.
+A covering array of strength two, built greedily after Cohen, Dalal, Fredman and Patton, "The AETG system" (1997):
+each new setting is the one of a few random settings that adds most pairs.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from detgen.errors import CheckError
 from detgen.verify.perturb.axes import TITLES, Axes, Setting, Value, alone, consistent
 
 _CANDIDATES = 6
-_SLOW = ("process", "quant")  # axes off whose first value a setting takes long
+_SLOW = ("process", "quant")  # axes on which all values but the first take long
 _SELDOM = "resumed"  # starts two processes: tried by one setting instead of in each pair
-_SHARE = 0.05  # of random settings
-# A pair that shows what no other does; by itself it might come after all other quantizations.
+_SHARE = 0.05  # share of random settings
+# A pair that shows what no other does, tried first since it might otherwise come after all quantizations.
 _FIRST = Setting(batch=3, neighbours="broken", drafter="adversary", draft_tokens=4)
 
 _Pair = frozenset[tuple[str, Value]]
 
 
 def read_axes(names: Iterable[str]) -> list[str]:
-    """Names of axes as a user types them, as fields of `Setting`.
+    """Turn names of axes as a user types them into fields of `Setting`.
 
     Raises:
-        CheckError: there is no such axis.
+        CheckError: if there is no such axis.
     """
     found = [name.replace("-", "_") for name in names]
     if unknown := [name for name in found if name not in TITLES]:
@@ -38,19 +38,19 @@ def read_axes(names: Iterable[str]) -> list[str]:
 
 
 def select(axes: Axes, names: list[str], count: int, seed: int) -> tuple[list[Setting], int, Iterator[Setting]]:
-    """What to try.
+    """Select settings to try.
 
     Args:
-        axes: all there are.
-        names: of axes, each to be changed alone; none combines all axes.
-        count: random settings after the pairwise ones.
-        seed: of the selection.
+        axes: all axes.
+        names: names of axes to change alone; if empty, all axes are combined.
+        count: number of random settings after the pairwise ones.
+        seed: seed of the selection.
 
     Returns:
-        The settings in order, how many of them are the pairwise ones, and random settings without end.
+        The settings in order, how many of them are pairwise, and an endless iterator of random ones.
 
     Raises:
-        CheckError: an axis has one value only.
+        CheckError: if an axis has only one value.
     """
     more = at_random(axes, seed)
     if missing := [name for name in names if name not in axes]:
@@ -63,10 +63,10 @@ def select(axes: Axes, names: list[str], count: int, seed: int) -> tuple[list[Se
 
 
 def ordered(settings: list[Setting], axes: Axes) -> list[Setting]:
-    """Settings in an order in which none waits for a model to be loaded.
+    """Sort settings so that none waits for a model to be loaded.
 
-    By quantization; of all but the first, those that need another process first: it loads the next model while the
-    others are tried. Resumed runs load their own models and come last.
+    They are grouped by quantization; in all groups but the first, settings for another process come first: it loads the
+    next model while the others are tried. Resumed runs load their own models and come last.
     """
     quants = axes.get("quant", ("none",))
 
@@ -77,11 +77,11 @@ def ordered(settings: list[Setting], axes: Axes) -> list[Setting]:
 
 
 def pairwise(axes: Axes, seed: int) -> list[Setting]:
-    """Settings in which each pair of values that can stand together occurs; of resumed runs there is one, at random.
+    """Return settings that cover each consistent pair of values; one, at random, is a resumed run.
 
     Args:
-        axes: what to combine.
-        seed: the same one gives the same settings.
+        axes: the axes to combine.
+        seed: equal seeds give equal settings.
     """
     rng = random.Random(seed)
     pairs = [
@@ -114,7 +114,7 @@ def _pairs_of(values: dict[str, Any]) -> set[_Pair]:
 
 
 def _grow(axes: Axes, left: Set[_Pair], first: dict[str, Any], rng: random.Random) -> dict[str, Any] | None:
-    """A setting around the first values, axis by axis in random order; None if it came to a dead end."""
+    """Extend the first values to a setting, axis by axis in random order; None if that reaches a dead end."""
     values = dict(first)
     others = [name for name in axes if name not in values]
     rng.shuffle(others)
@@ -125,13 +125,13 @@ def _grow(axes: Axes, left: Set[_Pair], first: dict[str, Any], rng: random.Rando
             return None
         gains = [sum(frozenset([(name, v), other]) in left for other in values.items()) for v in fitting]
         best = [v for v, gain in zip(fitting, gains, strict=True) if gain == max(gains)]
-        # Another process or quantization takes longer: only where it adds a pair.
+        # Another process or quantization takes longer, so it is chosen only if it adds a pair.
         values[name] = best[0] if name in _SLOW else rng.choice(best)
     return values
 
 
 def at_random(axes: Axes, seed: int) -> Iterator[Setting]:
-    """Settings without end, each value as likely as the next where it can stand; resumed runs are few."""
+    """Yield random settings without end, consistent values being equally likely; few are resumed runs."""
     rng = random.Random(seed)
     while True:
         values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The time of a check: what its settings will take, and how much of the prompts leaves time for them."""
+"""The time of a check: estimates for its settings, and how many prompts leave time for them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from detgen.verify.perturb.axes import Setting, Value
 from detgen.verify.perturb.prompts import FEW
 
 _REFERENCES = 10  # the settings together take about so many times as long as the reference
-_TOKENS, _LEAST_TOKENS = 24, 4  # of each prompt: enough to draft in, and so few that more prompts are worth more
-_READ, _TIMED = 64, 8  # tokens that are read, and generated, to see how long one takes
+_TOKENS, _LEAST_TOKENS = 24, 4  # per prompt: enough to draft in; beyond it, more prompts are worth more
+_READ, _TIMED = 64, 8  # tokens that are read, and generated, to measure the time per token
 
 
 class OutOfTime(Exception):  # noqa: N818 (nothing is wrong)
-    """The time is over before something was generated."""
+    """Time ran out before something was generated."""
 
 
 def check_time(until: float | None) -> None:
-    """Go on only while there is time.
+    """Raise if the time is over.
 
     Args:
-        until: as `time.monotonic`; None for ever.
+        until: in the time of `time.monotonic`; None for no limit.
 
     Raises:
-        OutOfTime: it is over.
+        OutOfTime: if it is over.
     """
     if until is not None and time.monotonic() > until:
         raise OutOfTime
@@ -41,11 +41,11 @@ class Timing:
     """Seconds that parts of a check take on this machine.
 
     Attributes:
-        reading: a token of a prompt.
-        token: a generated one, by itself; also any other pass with few rows.
-        start: a process that loads the models.
-        expected: the settings tried so far, had they been generated as the reference is.
-        spent: the same settings, as they were.
+        reading: for a prompt token.
+        token: for a generated token by itself, or any other pass with few rows.
+        start: for a process to load the models.
+        expected: for the settings tried so far, if their requests were generated one by one.
+        spent: for the same settings, as measured.
     """
 
     reading: float
@@ -55,16 +55,16 @@ class Timing:
     spent: float = 0.0
 
     def request(self, prompt: int, tokens: int, chunk: int | None = None) -> float:
-        """A request by itself, of so many prompt tokens (read in chunks of so many) and generated ones."""
+        """Return the time for a request by itself: prompt tokens (read in chunks of `chunk`) and generated ones."""
         passes = 0 if chunk is None else ceil(prompt / chunk)
         return max(prompt * self.reading, passes * self.token) + tokens * self.token
 
     def alone(self, setting: Setting, sizes: Iterable[tuple[int, int, bool]]) -> float:
-        """A setting's requests one by one, with what is missing of their reference.
+        """Return the time for a setting's requests one by one, including missing references.
 
         Args:
-            setting: how they are generated.
-            sizes: tokens of each prompt, generated ones, and whether there is a reference.
+            setting: the setting.
+            sizes: per request: prompt tokens, generated tokens, and whether there is a reference.
         """
         twice = setting.prefix_cache in ("warm", "shared")
         return sum(
@@ -75,25 +75,25 @@ class Timing:
         )
 
     def starting(self, setting: Setting, *, loaded: bool) -> float:
-        """What a setting waits for processes to load the models, if they are not loaded."""
+        """Return the time for processes to load the models, unless they are loaded."""
         return self.start * (2 if setting.process == "resumed" else setting.process == "fresh" and not loaded)
 
     @property
     def pace(self) -> float:
-        """Of a setting, for each second that its requests take by themselves."""
+        """Measured seconds of settings per second expected for their requests one by one."""
         return self.spent / self.expected if self.expected else 1.0
 
     def fitting(self, sizes: list[tuple[int, int, int]], seconds: float) -> tuple[int, int]:
-        """How many of the first prompts, with how many new tokens each at most, leave the settings time.
+        """Return how many prompts, with how many new tokens each at most, leave time for the settings.
 
-        All with fewer tokens where that is enough, else fewer prompts, else both.
+        Tokens are reduced first, then prompts, then both.
 
         Args:
-            sizes: tokens of each prompt, new tokens and samples.
-            seconds: for reference and settings together.
+            sizes: per prompt: its tokens, new tokens, and samples.
+            seconds: time for reference and settings together.
 
         Raises:
-            OutOfTime: not even a few prompts with a few tokens can be generated within them.
+            OutOfTime: if there is not even time for a few prompts with few tokens.
         """
 
         def taken(count: int, most: int) -> float:
@@ -112,7 +112,7 @@ class Timing:
 
 
 def measured(generate: Callable[[Request], Any], prompt: list[int], start: float) -> Timing:
-    """What a machine takes, told from the beginning of a prompt.
+    """Measure the time per token on the beginning of a prompt.
 
     Args:
         generate: continues a request.
@@ -130,7 +130,7 @@ def measured(generate: Callable[[Request], Any], prompt: list[int], start: float
 
 
 def quickest(settings: list[Setting], seconds: Callable[[Setting], float]) -> list[Setting]:
-    """The settings in an order in which values that none had come soon: by how many of them a second brings."""
+    """Order settings by how many new values per second they bring, so that new values are tried early."""
     left = [(s, {*s.changed().items()}, seconds(s)) for s in settings]
     found, seen = list[Setting](), set[tuple[str, Value]]()
     while left:

@@ -1,4 +1,4 @@
-"""A whole check: prompts, engine, axes and settings, within the time that there is."""
+"""A whole check within the given time: prompts, engine, axes and settings."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from detgen.verify.perturb.selecting import read_axes, select
 from detgen.verify.perturb.timing import OutOfTime
 from detgen.verify.replay.reading import refusal
 
-_SHARE = 4  # of the time, one part may go into loading what only some settings need
+_SHARE = 4  # one part in so many of the time may go into loading what only some settings need
 
 
 @contextmanager
 def run_check(asked: CheckConfig, observer: Observer, began: float | None = None) -> Iterator[Check]:
-    """Check the contract; the check that is yielded can try more.
+    """Check the contract. Yield the check, which can try more.
 
     Args:
         asked: models, prompts, and what to try.
-        observer: is told how it goes.
-        began: when the time that is limited began, as `time.monotonic`; None is now.
+        observer: receives messages and progress.
+        began: start of the limited time, in the time of `time.monotonic`; None is now.
 
     Raises:
-        PromptsError: no prompt can be read.
-        EngineError: the engine cannot be built.
-        CheckError: there is no such axis, no prompt can run, or the time is over before a setting can be tried.
+        PromptsError: if no prompt can be read.
+        EngineError: if the engine cannot be built.
+        CheckError: if there is no such axis, no prompt can run, or time is over before a setting can be tried.
     """
     began = time.monotonic() if began is None else began
     config, minutes = asked.engine, asked.minutes
@@ -91,7 +91,7 @@ def _too_short(minutes: float | None, start: float, what: str) -> CheckError:
 
 
 def _quants(subject: Subject, notes: list[str], observer: Observer, until: float | None) -> list[str]:
-    """Other quantizations of the target that can be tried here; those that are loaded until then."""
+    """Return the other quantizations of the target that can be tried here and are loaded before `until`."""
     found = []
     for quant in QUANTS[1:]:
         if until is not None and time.monotonic() > until:
