@@ -1,4 +1,4 @@
 """`detgen report`: one page that shows what a run did, drawn from its output folder.
 
-Reads what is there and computes nothing again: whether a run's tokens are what the model gives is for the audit.
+It reads the folder and recomputes nothing; whether the tokens are what the model gives is for the audit.
 """

@@ -1,6 +1,6 @@
-"""Counts over the acceptance log of a whole run, in memory that does not grow with it.
+"""Counts over the acceptance log of a whole run, in constant memory.
 
-Margins are those of verified tokens; nothing is promised of the others.
+Only margins of verified tokens are counted; nothing is promised for the others.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.report.log import NAMES, NONE, STATUSES, Entries
 from detgen.report.streaming import Fields
 
-DEPTHS = 32  # places in a draft that are counted separately; the last one includes all later ones
-MOST_COMMITTED = 32  # tokens of a round, likewise
-STRETCH, STRETCHES = 16, 256  # tokens of a completion whose rounds are counted together; so many, likewise
+DEPTHS = 32  # places in a draft that are counted separately; the last includes all later ones
+MOST_COMMITTED = 32  # tokens of a round; the last includes all larger numbers
+STRETCH, STRETCHES = 16, 256  # tokens of a completion whose rounds are counted together; number of such stretches
 LOWEST, HALVES = -6, 16  # margins are counted by half powers of ten, from 10**LOWEST on
 THRESHOLDS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _CLOSEST = 20
@@ -35,16 +35,16 @@ class Counts:
     """Counts of entries.
 
     Attributes:
-        samples: with at least one entry.
+        samples: samples with at least one entry.
         statuses: int64 [drafters, statuses].
         rounds: int64 [drafters].
         depths: int64 [drafters, DEPTHS, statuses], by place in the draft.
-        committed: int64 [drafters, MOST_COMMITTED + 1], rounds by the tokens that they committed.
-        stretches: int64 [STRETCHES, 2], rounds that begin in a stretch of the completion, and what they committed.
+        committed: int64 [drafters, MOST_COMMITTED + 1], rounds by number of committed tokens.
+        stretches: int64 [STRETCHES, 2], rounds that begin in a stretch of the completion, and their committed tokens.
         margins: int64 [HALVES], tokens by their margin.
         ties: tokens whose margin is 0.
         alone: tokens without another candidate.
-        near: int64 [thresholds], tokens whose margin is below.
+        near: int64 [thresholds], tokens whose margin is below the threshold.
         near_samples: int64 [thresholds], samples that have such a token.
         closest: entries with the smallest margins, ascending.
     """
@@ -102,7 +102,7 @@ class Counts:
             self.closest = sorted(self.closest + found, key=lambda record: record["margin"])[:_CLOSEST]
 
     def drafts(self) -> DraftCounts:
-        """The counts by drafter, as a run counts them; only of drafters that occur."""
+        """Return the counts by drafter as a run counts them, for drafters that occur."""
         found = DraftCounts()
         for i in np.flatnonzero(self.rounds).tolist():
             number = dict(zip(STATUSES, self.statuses[i].tolist(), strict=True))
@@ -111,12 +111,12 @@ class Counts:
         return found
 
     def verified(self) -> tuple[int, int]:
-        """Rounds that a guarantee holds for, and the tokens that they committed."""
+        """Return the number of verified rounds, and of the tokens that they committed."""
         total = self.drafts().total()
         return total.rounds - total.unverified, total.accepted + total.corrected + total.bonus + total.plain
 
     def by_depth(self) -> dict[str, list[tuple[int, int]]]:
-        """For each drafter that drafted: tokens drafted and accepted at each place in the draft, from the first on."""
+        """Return, for each drafter that drafted, the tokens drafted and accepted at each place in the draft."""
         found = {}
         for i, name in enumerate(NAMES):
             accepted = self.depths[i, :, _ACCEPTED]
@@ -129,7 +129,7 @@ class Counts:
 
 
 def least_margins(e: Entries, margin: np.ndarray | None = None) -> np.ndarray:
-    """The smallest margin of each sample's verified tokens, float64 [samples]; nan where none is known."""
+    """Return the smallest margin of each sample's verified tokens, float64 [samples]; nan if none is known."""
     if margin is None:
         margin = np.where((e.token != NONE) & (e.status != _UNVERIFIED), e.margin, np.nan)
     found: np.ndarray = np.fmin.reduceat(margin, e.samples)
@@ -137,19 +137,19 @@ def least_margins(e: Entries, margin: np.ndarray | None = None) -> np.ndarray:
 
 
 def thrown_away(e: Entries) -> np.ndarray:
-    """Drafted tokens of each sample that were not accepted, int64 [samples]."""
+    """Return how many drafted tokens of each sample were not accepted, int64 [samples]."""
     wrong = (e.status == _CORRECTED) | (e.status == _ROLLED_BACK)
     found: np.ndarray = np.add.reduceat(wrong.astype(np.int64), e.samples)
     return found
 
 
 def longest_accepted(e: Entries) -> np.ndarray:
-    """The most drafted tokens of one round that were accepted, of each sample, int64 [samples]."""
+    """Return the most drafted tokens accepted in one round, int64 [samples]."""
     depth = np.where(e.status == _ACCEPTED, e.depth + 1, 0)
     found: np.ndarray = np.maximum.reduceat(depth, e.samples)
     return found
 
 
 def _count(into: _Counts, codes: np.ndarray) -> None:
-    """Add how often each place of a table, counted through, occurs."""
+    """Add the number of occurrences of each flat index to a table."""
     into += np.bincount(codes, minlength=into.size).reshape(into.shape)

@@ -1,7 +1,6 @@
 """The acceptance log as columns: blocks of whole samples, for arithmetic on all of their entries at once.
 
-Arrow reads the lines, since it makes columns of them five times as fast as Python makes objects. A line becomes an
-object where one is asked for.
+Arrow reads the lines, five times as fast as Python would make objects of them. Lines become objects only on demand.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from detgen.outputs.records import LEFT_OUT, AcceptanceLine, is_acceptance, keys
 from detgen.report.streaming import Faults, Fields, blocks
 
 STATUSES: tuple[Status, ...] = get_args(Status)
-NAMES = tuple(name for name in DRAFTERS if name != "auto")  # of drafters, as a log has them
-NONE = -1  # in place of a token: none was committed, or none drafted
+NAMES = tuple(name for name in DRAFTERS if name != "auto")  # drafters that a log can have
+NONE = -1  # in place of a token that was not committed or not drafted
 
 _TYPES = {name: key.type for name, key in keys_of(AcceptanceLine).items()}
 _WHOLE = tuple(name for name, type_ in _TYPES.items() if type_ is int and name not in LEFT_OUT)
@@ -48,11 +47,11 @@ class Entries:
     """Entries of whole samples, in the order of the log.
 
     Attributes:
-        lines: as the log has them.
+        lines: lines of the log.
         index, sample, position, round: int64 [entries].
         token, drafted: int64 [entries]; NONE for no token.
-        drafter, status: int64 [entries], places in NAMES and STATUSES.
-        margin, logprob: float64 [entries], of float32 numbers; nan for none.
+        drafter, status: int64 [entries], indices in NAMES and STATUSES.
+        margin, logprob: float64 [entries], of float32 precision; nan for none.
         samples: int64 [samples], the first entry of each sample.
         rounds: int64 [rounds], the first entry of each round.
         depth: int64 [entries], place in its round.
@@ -74,7 +73,7 @@ class Entries:
     depth: np.ndarray
 
     def record(self, number: int) -> Fields:
-        """One of the entries, as `log_entry` gives it."""
+        """Return an entry as `log_entry` does."""
         found: Fields = {name: int(getattr(self, name)[number]) for name in _WHOLE}
         for name in _TOKENS:
             token = int(getattr(self, name)[number])
@@ -86,38 +85,38 @@ class Entries:
         return found
 
     def of_sample(self, number: int) -> list[Fields]:
-        """The entries of one of the samples."""
+        """Return the entries of a sample."""
         first = int(self.samples[number])
         last = int(self.samples[number + 1]) if number + 1 < len(self.samples) else len(self.lines)
         return [self.record(i) for i in range(first, last)]
 
     def key(self, number: int) -> Key:
-        """Whose one of the samples is."""
+        """Return the key of a sample."""
         return int(self.index[self.samples[number]]), int(self.sample[self.samples[number]])
 
     def keys(self) -> list[Key]:
-        """Whose the samples are."""
+        """Return the keys of all samples."""
         index, sample = self.index[self.samples].tolist(), self.sample[self.samples].tolist()
         return list(zip(index, sample, strict=True))
 
 
 def key_of(record: Fields) -> Key:
-    """Index of the prompt and number of the sample of an entry or an output line."""
+    """Return the key of an entry or an output line."""
     return record["index"], record["sample"]
 
 
 def read_log(folder: Path, manifest: Fields, faults: Faults) -> Iterator[Entries]:
-    """The acceptance log of a run, some thousand entries at a time; nothing if it has none.
+    """Read the acceptance log of a run, some thousand entries at a time; nothing if there is none.
 
     Args:
         folder: the output folder.
-        manifest: of the run.
-        faults: takes what no run writes.
+        manifest: manifest of the run.
+        faults: receives lines that no run writes.
 
     Raises:
-        OutputError: it cannot be read.
+        OutputError: if it cannot be read.
     """
-    held: list[bytes] = []  # of the sample whose entries may go on in the next block
+    held: list[bytes] = []  # lines of the sample whose entries may continue in the next block
     latest = (-1, -1)
     name = log_name(manifest)
     if name is None:
@@ -141,7 +140,7 @@ def read_log(folder: Path, manifest: Fields, faults: Faults) -> Iterator[Entries
 
 
 def _check_order(entries: Entries, latest: Key, name: str, faults: Faults) -> Key:
-    """See that samples come in the order of the input; the last one's key."""
+    """Check that samples are in the order of the input. Return the last one's key."""
     index, sample = entries.index[entries.samples], entries.sample[entries.samples]
     back = (np.diff(index) < 0) | ((np.diff(index) == 0) & (np.diff(sample) < 0))
     if entries.key(0) <= latest or back.any():
@@ -151,17 +150,17 @@ def _check_order(entries: Entries, latest: Key, name: str, faults: Faults) -> Ke
 
 
 def _entries(lines: list[bytes], first: int, name: str, faults: Faults) -> Entries | None:
-    """The entries that lines spell; None if there are none. Those that no run writes are faults.
+    """Parse lines into entries; None if there are none. Lines that no run writes are faults.
 
     Args:
-        lines: without their ends.
-        first: number of the first one.
-        name: of the file.
-        faults: takes the others.
+        lines: the lines without their ends.
+        first: number of the first line.
+        name: name of the file.
+        faults: receives invalid lines.
     """
     try:
         return _made(lines, _columns(lines))
-    except ValueError:  # pyarrow's own errors are such, too
+    except ValueError:  # pyarrow's own errors are ValueErrors, too
         pass
     kept = []
     for number, line in enumerate(lines, start=first):
@@ -173,7 +172,7 @@ def _entries(lines: list[bytes], first: int, name: str, faults: Faults) -> Entri
 
 
 def _is_entry(line: bytes) -> bool:
-    """Whether a line spells an entry."""
+    """Whether a line is a valid entry."""
     if not is_acceptance(line):
         return False
     try:
@@ -184,13 +183,13 @@ def _is_entry(line: bytes) -> bool:
 
 
 def _columns(lines: list[bytes]) -> dict[str, np.ndarray]:
-    """The columns of lines.
+    """Parse lines into columns.
 
     Raises:
-        ValueError: a line is no entry.
+        ValueError: if a line is not a valid entry.
     """
     raw = b"\n".join(lines)
-    if b"null" in raw:  # to Arrow, that is the same as a key that is left out
+    if b"null" in raw:  # Arrow does not distinguish it from a missing key
         raise ValueError("null")
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(raw) + 1)
     table = arrow_json.read_json(pa.BufferReader(raw), read_options=options, parse_options=_PARSING)
@@ -222,10 +221,10 @@ def _columns(lines: list[bytes]) -> dict[str, np.ndarray]:
 
 
 def _check_tokens(token: np.ndarray, drafted: np.ndarray, status: np.ndarray) -> None:
-    """See that entries have the tokens that their statuses say.
+    """Check that the tokens of entries fit their statuses.
 
     Raises:
-        ValueError: one has not.
+        ValueError: if one does not.
     """
     right = np.select(
         [status == STATUSES.index(name) for name in ("accepted", "corrected", "rolled_back")],
@@ -249,7 +248,7 @@ def _made(lines: list[bytes], columns: dict[str, np.ndarray]) -> Entries:
 
 
 def _changes(values: np.ndarray) -> np.ndarray:
-    """Where a value is not the one before it; true at the first."""
+    """Return where a value differs from the one before it; true at the first."""
     changes = np.empty(len(values), bool)
     changes[0] = True
     np.not_equal(values[1:], values[:-1], out=changes[1:])

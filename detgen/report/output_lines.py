@@ -1,4 +1,4 @@
-"""The output lines of a run: totals, errors, thoughts, and where each line is, so that a few can be read again."""
+"""The output lines of a run: totals, errors, thoughts, and the place of each line, so that a few can be read again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from detgen.outputs.records import parse_line
 from detgen.report.log import Key, key_of
 from detgen.report.streaming import Faults, Fields, blocks, open_file, records
 
-_ERRORS = 50  # lines that are kept
-_KINDS = 1000  # different errors, or thoughts, that are counted apart
+_ERRORS = 50  # error lines that are kept
+_KINDS = 1000  # different errors, or thoughts, that are counted separately
 
 
 @dataclass(slots=True)
 class Places:
-    """Where the lines of `outputs.jsonl` are: 24 bytes a line. In the order of the file, which is that of the keys."""
+    """Offsets of the lines of `outputs.jsonl`, 24 bytes per line, in the order of the file, that of the keys."""
 
     path: Path
     indexes: array[int] = field(default_factory=lambda: array("q"))
@@ -27,13 +27,13 @@ class Places:
     offsets: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, key: Key, offset: int) -> None:
-        """Remember a line."""
+        """Add a line."""
         self.indexes.append(key[0])
         self.samples.append(key[1])
         self.offsets.append(offset)
 
     def read(self, key: Key) -> Fields | None:
-        """The line of a sample; None if there is none."""
+        """Read the line of a sample; None if there is none."""
         at = bisect_left(self.indexes, key[0])
         while at < len(self.indexes) and self.indexes[at] == key[0]:
             if self.samples[at] == key[1]:
@@ -46,14 +46,14 @@ class Places:
 
 @dataclass(slots=True)
 class Thoughts:
-    """What a thinking model thought over a run.
+    """The thoughts of a thinking model over a run.
 
     Attributes:
-        samples: that have any thought.
+        samples: number of samples that have any thought.
         prompt: thoughts after chunks that begin in a prompt.
-        completion: after the other chunks.
-        texts: how often each of the first thousand different ones was thought.
-        most: the sample with the most of them, and how many.
+        completion: thoughts after the other chunks.
+        texts: counts of the first thousand different thoughts.
+        most: the sample with the most thoughts, and their number.
     """
 
     samples: int = 0
@@ -65,19 +65,19 @@ class Thoughts:
 
 @dataclass(slots=True)
 class Lines:
-    """What the output lines say.
+    """Totals of the output lines.
 
     Attributes:
-        places: where they are.
-        prompts: different ones.
-        samples: those that have a text.
+        places: places of the lines.
+        prompts: number of prompts.
+        samples: samples with a text.
         failed: prompts with an error.
-        tokens, prompt_tokens: as `Totals` counts them.
-        reasons: samples by the reason why they ended.
+        tokens, prompt_tokens: counted as by `Totals`.
+        reasons: samples by finish reason.
         errors: the first lines with an error.
-        error_lines: all of them.
-        kinds: how often each error occurs, without its place in the input.
-        asked: the keys of the ids that were asked for, by id.
+        error_lines: number of lines with an error.
+        kinds: counts of the errors, without their places in the input.
+        asked: keys of the requests asked for, by id.
         thoughts: None if the model does not think.
     """
 
@@ -100,12 +100,12 @@ def read_lines(folder: Path, manifest: Fields, asked: Collection[str], faults: F
 
     Args:
         folder: the output folder.
-        manifest: of the run.
-        asked: ids of requests that are wanted.
-        faults: takes what no run writes.
+        manifest: manifest of the run.
+        asked: ids of requests to look for.
+        faults: receives what no run writes.
 
     Raises:
-        OutputError: they cannot be read.
+        OutputError: if they cannot be read.
     """
     path = folder / "outputs.jsonl"
     found = Lines(Places(path))
@@ -159,6 +159,6 @@ def _add_thoughts(found: Thoughts, thoughts: list[tuple[int, str]], prompt_token
 
 
 def kind_of(error: str) -> str:
-    """An error without its place in the input: `prompts.jsonl:7: ` is left out."""
+    """Return an error without its place in the input, such as `prompts.jsonl:7: `."""
     place, colon, rest = error.partition(": ")
     return rest if colon and place.rpartition(":")[2].isdigit() else error

@@ -1,4 +1,4 @@
-"""The page: a report, put into the templates. The same report gives the same bytes."""
+"""Render a report as a page by templates. The same report gives the same bytes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from detgen.report import tables, window_life
 from detgen.report.reporting import Report
 from detgen.report.words import counted, harmless, share, text_of, visible
 
-MARK = '<meta name="generator" content="detgen report">'  # by which a page is known as one
+MARK = '<meta name="generator" content="detgen report">'  # identifies a page
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def check_place(path: Path) -> None:
-    """See that a page can be written to a place without destroying something else.
+    """Check that a page can be written to a path without destroying another file.
 
     Raises:
-        OutputError: there is another file.
+        OutputError: if there is another file.
     """
     try:
         with open(open_plain(path), "rb") as file:
@@ -38,10 +38,10 @@ def check_place(path: Path) -> None:
 
 
 def write(report: Report, path: Path) -> int:
-    """Write the page, in the place of a former one; its size in bytes.
+    """Write the page, replacing any former one. Return its size in bytes.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: if it cannot be written.
     """
     page = render(report).encode()
     try:
@@ -56,18 +56,18 @@ def write(report: Report, path: Path) -> int:
 
 
 def render(report: Report) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     return _template().render(report=report).strip() + "\n"
 
 
 def _harmless(value: object) -> object:
-    """What the page shows: whatever a name or a file holds, no control character, and nothing that is no Unicode."""
+    """Escape control characters and invalid Unicode, whatever a name or a file contains."""
     return harmless(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @cache
 def _template() -> Template:
-    """The template, compiled once a process."""
+    """Return the template, compiled once per process."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -1,6 +1,6 @@
-"""A report from beginning to end: read the folder once, choose what to show, keep what the page needs.
+"""Make a report: read the folder once, choose what to show, keep what the page needs.
 
-Requests are shown window by window that are asked for, or three that rules choose.
+The requests asked for, or three chosen by rules, are shown window by window.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _COUNTED = ("prompts", "samples", "errors", "tokens", "prompt_tokens")
 
 @dataclass(slots=True)
 class Chosen:
-    """A sample to be shown, and why.
+    """A sample to show, and why.
 
     Attributes:
-        key: whose it is.
-        why: the rules that chose it, in words.
+        key: its key.
+        why: reasons for choosing it, in words.
         records: its entries in the acceptance log.
     """
 
@@ -44,7 +44,7 @@ class Chosen:
 
 @dataclass(slots=True)
 class _Rule:
-    """Prefers the sample with the highest score, and of equal ones the first."""
+    """Chooses the sample with the highest score, the first among equals."""
 
     why: str
     score: _Score
@@ -60,16 +60,16 @@ class _Rule:
 
 
 def _closeness(entries: Entries) -> np.ndarray:
-    """The higher, the closer the closest tie."""
+    """Return scores that are higher the closer the closest tie is."""
     found: np.ndarray = -np.nan_to_num(least_margins(entries), nan=np.inf)
     return found
 
 
 class Choosing:
-    """Sees the acceptance log once, and keeps the entries of the samples that are to be shown.
+    """Reads the acceptance log once and keeps the entries of the samples to show.
 
     Args:
-        asked: keys that are asked for; if there are any, no rule chooses.
+        asked: keys of the samples asked for; if there are any, no rule chooses.
         thoughtful: the sample of a thinking model with the most thoughts; None if there is none.
     """
 
@@ -98,7 +98,7 @@ class Choosing:
                 chosen.records = entries.of_sample(number)
 
     def chosen(self) -> list[Chosen]:
-        """The samples to be shown: as asked, or the first three in the order of the rules, each once."""
+        """Return the samples to show: those asked for, or the first three chosen by the rules, each once."""
         if self._asked:
             return list(self._asked.values())
         found: dict[Key, Chosen] = {}
@@ -113,11 +113,11 @@ class Shown:
     """A sample that is shown window by window.
 
     Attributes:
-        key: whose it is.
-        why: the rules that chose it, in words.
+        key: its key.
+        why: reasons for choosing it, in words.
         line: its output line.
-        rounds: its rounds; none where it ended with an error.
-        prompt: the tokens of its prompt; None if the folder does not tell.
+        rounds: its rounds; none if it ended with an error.
+        prompt: tokens of its prompt; None if the folder does not have them.
     """
 
     key: Key
@@ -129,18 +129,18 @@ class Shown:
 
 @dataclass(slots=True)
 class Report:
-    """What the page shows.
+    """The contents of the page.
 
     Attributes:
-        folder: as it was given.
-        manifest: of the run.
-        lines: what the output lines say.
-        counts: what the acceptance log says.
+        folder: the folder as given.
+        manifest: manifest of the run.
+        lines: totals of the output lines.
+        counts: counts of the acceptance log.
         shown: samples that are shown window by window.
-        texts: of tokens.
-        faults: what is not as the run wrote it.
-        kept: samples in the store of a run that has not finished; None if it has.
-        other: the folder that it is compared with, and what differs.
+        texts: texts of tokens.
+        faults: whatever is not as the run wrote it.
+        kept: number of samples in the store of a run that has not finished, else None.
+        other: the folder to compare with, its manifest, and the comparison.
     """
 
     folder: Path
@@ -164,11 +164,11 @@ def read_report(folder: Path, asked: Sequence[str] = (), against: Path | None = 
 
     Args:
         folder: the output folder.
-        asked: ids of the requests to show window by window; none lets rules choose.
+        asked: ids of the requests to show window by window; if empty, rules choose.
         against: another output folder to compare it with.
 
     Raises:
-        OutputError: a folder holds no run, cannot be read, or has no request of such an id.
+        OutputError: if a folder holds no run, cannot be read, or has no request with such an id.
     """
     manifest = read_manifest_of_texts(folder)
     faults = Faults()
@@ -202,12 +202,12 @@ def read_report(folder: Path, asked: Sequence[str] = (), against: Path | None = 
 
 
 def _show(report: Report, choosing: Choosing) -> None:
-    """Put together the samples that are shown, and the first error."""
+    """Add the samples that are shown window by window to the report."""
     found = [(c, report.lines.places.read(c.key)) for c in choosing.chosen()]
     for _, line in found:
         if line is not None and "token_ids" in line:
             report.texts.check(line)
-    whole = report.manifest["status"] == "finished"  # else one file may be ahead of the other
+    whole = report.manifest["status"] == "finished"  # otherwise one file may be ahead of the other
     for chosen, line in found:
         if line is None:
             if whole:
@@ -226,7 +226,7 @@ def _show(report: Report, choosing: Choosing) -> None:
 
 
 def _prompt(line: Fields, texts: Texts) -> list[int] | None:
-    """The tokens of a prompt that the output line repeats; None if they are not known."""
+    """Return the tokens of a prompt that the output line repeats; None if unknown."""
     ids, prompt = line.get("prompt_token_ids"), line.get("prompt")
     if isinstance(prompt, str):
         ids = texts.encode(prompt)
@@ -236,7 +236,7 @@ def _prompt(line: Fields, texts: Texts) -> list[int] | None:
 
 
 def _check_totals(report: Report) -> None:
-    """Compare the manifest's totals with those of the lines, which a run that was stopped may not all have written."""
+    """Compare the manifest's totals with those of the lines, if there are any totals."""
     said = report.manifest.get("summary")
     if said is None:
         return

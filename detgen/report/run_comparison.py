@@ -1,4 +1,4 @@
-"""Two runs compared: what differs between them, request by request, and where first.
+"""Compare two runs: which requests differ, and where they first do.
 
 Requests are matched by id and sample, so the prompts may be in another order.
 """
@@ -28,13 +28,13 @@ class Difference:
 
     Attributes:
         name: its id and number.
-        what: how, in words.
-        keys: its keys in the two runs; None where a run does not have it.
-        position: the first token that differs; None where that is not what differs.
-        tokens: at that position; None after the end.
-        common: the end of the text that both have.
-        texts: how it goes on.
-        entries: of both logs at that position; None if they have none.
+        what: how it differs, in words.
+        keys: its keys in the two runs; None if a run does not have it.
+        position: the first token that differs; None if no token does.
+        tokens: the tokens at that position; None after the end.
+        common: the end of the common part of the texts.
+        texts: how each continues.
+        entries: entries of both logs at that position; None if they have none.
     """
 
     name: Name
@@ -47,24 +47,24 @@ class Difference:
     entries: list[Fields | None] = field(default_factory=lambda: [None, None])
 
     def see(self, side: int, record: Fields) -> None:
-        """Take an entry of one of the two logs if it is the one at the position."""
+        """Keep an entry of one of the two logs if it is at the position."""
         if record["position"] == self.position and record["token"] is not None:
             self.entries[side] = record
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What differs between two runs.
+    """The differences between two runs.
 
     Attributes:
-        samples: that are in both.
-        equal: those that do not differ.
-        kinds: how often each difference occurs, in words.
+        samples: number of samples in both.
+        equal: number of samples that do not differ.
+        kinds: counts of the differences, in words.
         kept: the first differences, in the order of the input.
         first: samples by the length in bits of the position of their first different token.
-        manifests: differences that can change an output, as `differences` names them.
-        settings: name and both values of settings that differ and change no output.
-        same_bytes: whether the manifests say that both files of outputs are the same.
+        manifests: differences that can change an output, as named by `differences`.
+        settings: name and both values of settings that differ but change no output.
+        same_bytes: whether the manifests say that both output files are equal.
     """
 
     samples: int = 0
@@ -89,12 +89,12 @@ def compare(folders: tuple[Path, Path], manifests: tuple[Fields, Fields], faults
     """Compare the outputs of two runs.
 
     Args:
-        folders: the output folders; the places of the second one's lines are held in memory.
-        manifests: of the two.
-        faults: takes what is wrong with the second one's lines; the first one's are checked elsewhere.
+        folders: the output folders; places of the second one's lines are held in memory.
+        manifests: their manifests.
+        faults: receives what is wrong with the second one's lines; the first one's are checked elsewhere.
 
     Raises:
-        OutputError: they cannot be read.
+        OutputError: if they cannot be read.
     """
     found = Comparison(manifests=differences(*manifests))
     digests = [m.get("files", {}).get("outputs.jsonl", {}).get("sha256") for m in manifests]
@@ -126,7 +126,7 @@ def compare(folders: tuple[Path, Path], manifests: tuple[Fields, Fields], faults
 
 
 def _places(path: Path, manifest: Fields, faults: Faults) -> dict[Name, int]:
-    """Where the lines of a file are."""
+    """Return the offsets of the lines of a file."""
     found: dict[Name, int] = {}
     for block in blocks(path, manifest, faults):
         found |= {_name(line): at for at, line in records(block, path.name, faults)}
@@ -146,7 +146,7 @@ def _note(found: Comparison, difference: Difference) -> None:
 
 
 def _difference(name: Name, a: Fields, b: Fields) -> Difference | None:
-    """How two lines of a sample differ; None if they do not, but for their place in the input."""
+    """Describe how two lines of a sample differ; None if only their places in the input do."""
     keys = key_of(a), key_of(b)
     if "error" in a or "error" in b:
         if a.get("error") == b.get("error"):
@@ -167,6 +167,6 @@ def _difference(name: Name, a: Fields, b: Fields) -> Difference | None:
 
 
 def _parted(a: str, b: str) -> tuple[str, tuple[str, str]]:
-    """The end of what two texts have in common, and how each goes on."""
+    """Return the end of the common part of two texts, and how each continues."""
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return a[max(at - _AROUND, 0) : at], (a[at : at + _AROUND], b[at : at + _AROUND])

@@ -1,4 +1,4 @@
-"""The files of a run, streamed: whole lines in blocks, and on the way their digests and whatever no run writes."""
+"""Stream the files of a run: whole lines in blocks, with a check of digests and of lines that no run writes."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ Fields = dict[str, Any]
 
 @dataclass(slots=True)
 class Faults:
-    """What of a folder is not as the run wrote it.
+    """What in a folder is not as the run wrote it.
 
     Attributes:
-        first: the first ones, in words, with file and line.
-        count: all of them.
+        first: the first faults in words, with file and line.
+        count: number of faults.
     """
 
     first: list[str] = field(default_factory=list)
     count: int = 0
 
     def add(self, what: str) -> None:
-        """Note one."""
+        """Record a fault."""
         self.count += 1
         if len(self.first) < _SHOWN:
             self.first.append(what)
 
     def take(self, others: Faults, folder: str) -> None:
-        """Add those of another folder."""
+        """Add the faults of another folder."""
         self.first += [f"{folder}: {what}" for what in others.first]
         self.count += others.count
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive whole lines.
+    """A block of consecutive whole lines.
 
     Attributes:
-        line: number of the first one, from 1.
-        start: its first byte in the file.
-        raw: the bytes, with line ends; only the file's last line may have none.
+        line: number of the first line, from 1.
+        start: offset of the block in the file.
+        raw: its bytes with line ends; only the file's last line may lack one.
     """
 
     line: int
@@ -59,10 +59,10 @@ class Block:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A file of a run, open for reading.
+    """Open a file of a run for reading.
 
     Raises:
-        OutputError: it cannot be read.
+        OutputError: if it cannot be read.
     """
     try:
         return open(open_plain(path), "rb")
@@ -73,15 +73,15 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def blocks(path: Path, manifest: Fields, faults: Faults) -> Iterator[Block]:
-    """A file in blocks; its size and digest are compared with the manifest's at the end.
+    """Read a file in blocks; at the end, compare its size and digest with the manifest's.
 
     Args:
         path: the file.
-        manifest: of its run. The last line of one that has not finished may be torn, and is left out.
-        faults: takes what is wrong.
+        manifest: manifest of its run. If that has not finished, the last line may be torn, and is left out.
+        faults: receives what is wrong.
 
     Raises:
-        OutputError: it cannot be read.
+        OutputError: if it cannot be read.
     """
     known = manifest.get("files", {}).get(path.name)
     sha256, size = hashlib.sha256(), 0
@@ -112,15 +112,15 @@ def blocks(path: Path, manifest: Fields, faults: Faults) -> Iterator[Block]:
 
 
 def records(block: Block, name: str, faults: Faults) -> list[tuple[int, Fields]]:
-    """The output lines of a block, each with its first byte in the file; lines that no run writes are faults.
+    """Return the output lines of a block with their offsets in the file; lines that no run writes are faults.
 
     Args:
         block: the lines.
-        name: of the file, for messages.
-        faults: takes the other lines.
+        name: name of the file in messages.
+        faults: receives invalid lines.
     """
     raws = block.raw.removesuffix(b"\n").split(b"\n")
-    try:  # all at once is twice as fast as one by one
+    try:  # parsing all at once is twice as fast
         found = json.loads((b"[" + b",".join(raws) + b"]").decode())
         if len(found) != len(raws) or not all(map(is_line, found)):
             found = map(parse_line, raws)

@@ -1,4 +1,4 @@
-"""The tables of a page, some of which have bars: what ran, and the numbers of a report, as rows.
+"""The tables of a page, some with bars: what ran, and the numbers of a report, as rows.
 
 The template formats the cells.
 """
@@ -20,19 +20,19 @@ from detgen.report.texts import Texts
 from detgen.report.window_life import MOST_TOKENS, shown
 from detgen.report.words import share
 
-MOST_CHUNKS = 200  # of a request of a thinking model
+MOST_CHUNKS = 200  # chunks shown of a thinking model's request
 
 _COUNTED = ("rounds", "drafted", "accepted", "corrected", "rolled_back", "bonus", "plain", "unverified")
-_MOST_STRETCHES = 16  # of the table of them
-_MOST_KINDS = 20  # of errors, or thoughts
+_MOST_STRETCHES = 16  # rows of the table of stretches
+_MOST_KINDS = 20  # errors, or thoughts
 _REASONS = {"length": "length: the limit of tokens", "stop": "stop: the end of the text, or a stop string"}
 _DEFAULTS = {**dict(SamplingParams()), "limit": None, "seed_per_line": False, "echo": False}
-# What settings mean that are not given.
+# Meanings of settings that are not given.
 _UNSET = {"draft_tokens": "auto", "threads": "one per core", "kv_memory": "a share of what was free"}
 
 
 class Bar(NamedTuple):
-    """A cell with a bar: its length as a part of the longest one, from 0 to 1, and the words next to it."""
+    """A cell with a bar: its length as a part of the longest one, from 0 to 1, and the words beside it."""
 
     part: float
     words: str
@@ -46,10 +46,10 @@ class Table:
     """A table; the first cell of each row names it.
 
     Attributes:
-        id: in the page.
+        id: id in the page.
         caption: what it shows.
         head: names of the columns.
-        rows: the cells; None where nothing is known.
+        rows: the cells; None where unknown.
     """
 
     id: str
@@ -59,12 +59,12 @@ class Table:
 
     @property
     def numeric(self) -> set[int]:
-        """The columns of numbers."""
+        """Return the indices of columns with numbers."""
         return {i for row in self.rows for i, cell in enumerate(row) if isinstance(cell, int | float)}
 
 
 def pace(report: Report) -> list[Table]:
-    """How many tokens a round gave: in all, by round, and along the completions; none where each gave one."""
+    """Return tables of tokens per round: in total, by round, and along the completions; none if each gave one."""
     rounds, committed = report.counts.verified()
     if rounds == committed:
         return []
@@ -89,15 +89,15 @@ def pace(report: Report) -> list[Table]:
 
 
 def _rounds(report: Report) -> list[tuple[str, int]]:
-    """Verified rounds by the tokens that they committed."""
+    """Return verified rounds by number of committed tokens."""
     counts = report.counts.committed.sum(0).tolist()
-    counts[1] -= report.counts.drafts().total().unverified  # each of which was a round
+    counts[1] -= report.counts.drafts().total().unverified  # each was a round
     last = max((i for i, count in enumerate(counts) if count), default=0)
     return [(f"{i}{'+' if i == MOST_COMMITTED else ''}", counts[i]) for i in range(1, last + 1)]
 
 
 def _stretches(report: Report) -> list[tuple[str, float]]:
-    """Tokens per round in stretches of the completions, which are joined until few are left."""
+    """Return tokens per round in stretches of the completions, joined until few are left."""
     table, size = report.counts.stretches, STRETCH
     while (table[_MOST_STRETCHES:, 0] > 0).any():
         table, size = table.reshape(-1, 2, 2).sum(1), size * 2
@@ -109,7 +109,7 @@ def _stretches(report: Report) -> list[tuple[str, float]]:
 
 
 def drafters(report: Report) -> Table:
-    """What became of tokens, by drafter."""
+    """Return what became of tokens, by drafter."""
     drafts = report.counts.drafts()
     rows = [
         (name, *(getattr(s, key) for key in _COUNTED[:3]), share(s.accepted, s.drafted),
@@ -121,7 +121,7 @@ def drafters(report: Report) -> Table:
 
 
 def places(report: Report) -> Table | None:
-    """Drafted and accepted tokens by their place in the draft; None if nothing was drafted."""
+    """Return drafted and accepted tokens by place in the draft; None if nothing was drafted."""
     rows = [
         (name, f"{i}{'+' if i == DEPTHS else ''}", drafted, accepted,
          Bar(accepted / drafted if drafted else 0.0, share(accepted, drafted)))
@@ -133,7 +133,7 @@ def places(report: Report) -> Table | None:
 
 
 def margins(report: Report) -> list[Table]:
-    """Tokens by their margin, those with a small one, and the closest ties; none if no margin is known."""
+    """Return tokens by margin, tokens with a small one, and the closest ties; none if no margin is known."""
     counts = report.counts
     if not counts.closest:
         return []
@@ -159,7 +159,7 @@ def margins(report: Report) -> list[Table]:
 
 
 def _halves(report: Report) -> list[tuple[str, int]]:
-    """Tokens by margin, from the lowest occupied half power of ten to the highest."""
+    """Return tokens by margin, from the lowest occupied half power of ten to the highest."""
     found = report.counts.margins.tolist()
     occupied = [i for i, count in enumerate(found) if count]
     names = [f"{10 ** (LOWEST + i / 2):.2g} to {10 ** (LOWEST + (i + 1) / 2):.2g}" for i in range(HALVES)]
@@ -168,7 +168,7 @@ def _halves(report: Report) -> list[tuple[str, int]]:
 
 
 def _runner_up(line: Fields | None, record: Fields, report: Report) -> str:
-    """The most likely other token, where the run wrote log-probabilities; empty if it did not."""
+    """Return the most likely other token if the run wrote log-probabilities, else ""."""
     try:
         top = line["logprobs"][record["position"]]["top"]  # type: ignore[index]
         return next(shown(token, report.texts) for token, *_ in top if token != record["token"])
@@ -177,7 +177,7 @@ def _runner_up(line: Fields | None, record: Fields, report: Report) -> str:
 
 
 def errors(lines: Lines) -> list[Table]:
-    """Errors by what they say, and the first ones."""
+    """Return errors by kind, and the first ones."""
     each = [(str(line.get("id")), line["index"], line["error"]) for line in lines.errors]
     more = lines.error_lines > len(each)
     return [
@@ -188,19 +188,19 @@ def errors(lines: Lines) -> list[Table]:
 
 
 def reasons(lines: Lines) -> Table | None:
-    """Why samples ended; None if none has."""
+    """Return finish reasons; None if no sample has one."""
     rows = [(_REASONS.get(what, what), count) for what, count in sorted(lines.reasons.items())]
     return Table("reasons", "Why samples that have a text ended", ("reason", "samples"), rows) if rows else None
 
 
 def thought_kinds(lines: Lines) -> Table:
-    """The most frequent thoughts."""
+    """Return the most frequent thoughts."""
     found = lines.thoughts.texts.most_common(_MOST_KINDS) if lines.thoughts else []
     return Table("thought-kinds", "The most frequent thoughts", ("thought", "times"), found)
 
 
 def tokens(one: Shown, number: int) -> Table:
-    """Every token of a sample, up to a limit."""
+    """Return the tokens of a sample up to a limit."""
     cells = [(r.number, cell) for r in one.rounds for cell in r.cells]
     rows = [
         (c.position, round, c.text or None, c.token, c.word, c.guess or None, c.margin, c.logprob)
@@ -212,7 +212,7 @@ def tokens(one: Shown, number: int) -> Table:
 
 
 def thoughts(one: Shown, texts: Texts, number: int) -> Table:
-    """How a thinking model read a sample, chunk by chunk; where that is not known, its thoughts alone."""
+    """Return how a thinking model read a sample, chunk by chunk, or only its thoughts if that is unknown."""
     line, rows = one.line, list[tuple[Cell, ...]]()
     if one.prompt is None or texts.chunk is None:
         end = line["prompt_tokens"]
@@ -228,7 +228,7 @@ def thoughts(one: Shown, texts: Texts, number: int) -> Table:
 
 
 def differences(found: Comparison, texts: Texts) -> list[Table]:
-    """How samples of two runs differ, where first, and the first of them."""
+    """Return how samples of two runs differ, where they first do, and the first of them."""
     first = [
         (f"{1 << bits >> 1:,} to {(1 << bits) - 1:,}" if bits > 1 else str(bits), count)
         for bits, count in sorted(found.first.items())
@@ -258,18 +258,18 @@ def differences(found: Comparison, texts: Texts) -> list[Table]:
 
 
 def sample(id: object, number: int) -> str:
-    """What a sample is called."""
+    """Return the name of a sample."""
     return f"{id}, sample {number}" if number else str(id)
 
 
 def _bars(rows: list[tuple[str, int]]) -> list[tuple[str, Bar]]:
-    """Rows of a name and a count, the count as a bar."""
+    """Return rows of a name and a count as rows with bars."""
     most = max((count for _, count in rows), default=0) or 1
     return [(name, Bar(count / most, f"{count:,}")) for name, count in rows]
 
 
 def run(manifest: Fields) -> Table:
-    """What was run."""
+    """Return the facts about a run."""
     profile, given, draft = manifest["profile"], manifest["input"], manifest["draft"]
     target = profile["target"]
     quant = "" if target["quant"] == "none" else f", quantized: {target['quant']}"
@@ -297,7 +297,7 @@ def run(manifest: Fields) -> Table:
 
 
 def parameters(manifest: Fields) -> Table:
-    """How tokens were chosen."""
+    """Return the run's parameters, which decide how tokens are chosen."""
     rows = [
         (name, _plain(value), "yes" if _plain(value) == _plain(_DEFAULTS[name]) else "no")
         for name, value in manifest["parameters"].items()
@@ -306,18 +306,18 @@ def parameters(manifest: Fields) -> Table:
 
 
 def settings(manifest: Fields) -> Table:
-    """The settings of the engine."""
+    """Return the settings of the engine."""
     rows = [(name, setting(name, value)) for name, value in manifest["settings"].items()]
     return Table("settings", "Settings of the engine, which change no output", ("setting", "value"), rows)
 
 
 def setting(name: str, value: Any) -> str:
-    """A setting as text."""
+    """Return a setting as text."""
     return _UNSET.get(name, "none") if value is None else _plain(value)
 
 
 def _plain(value: Any) -> str:
-    """A value of a manifest as text."""
+    """Return a value of a manifest as text."""
     if value is None or value in ([], ()):
         return "none"
     if isinstance(value, bool):

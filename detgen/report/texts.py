@@ -1,7 +1,7 @@
-"""The texts of tokens, by the tokenizer of the run's model where it is on this machine.
+"""The texts of tokens, from the tokenizer of the run's model if it is on this machine.
 
-No model is loaded, no code of a model runs, and nothing is fetched. The tokenizers library alone is used, but for GGUF
-files: transformers makes their tokenizers of what their headers say.
+No model is loaded, no code of a model runs, and nothing is downloaded. Only the tokenizers library is used, except for
+GGUF files, whose tokenizers transformers makes from their headers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from detgen.report.streaming import Fields
 
 
 class Texts:
-    """Texts of tokens; of none if the tokenizer is not there.
+    """Texts of tokens; none if there is no tokenizer.
 
     Args:
-        manifest: of the run.
+        manifest: manifest of the run.
 
     Attributes:
-        why: why there are no texts, as a sentence; empty if there are.
-        chunk: tokens of a chunk of a thinking model; None if that is not known.
+        why: why there are no texts, as a sentence; "" if there are.
+        chunk: tokens per chunk of a thinking model; None if unknown.
         keeps: whether the state of such a model stays until its next thought.
     """
 
@@ -53,7 +53,7 @@ class Texts:
         self._read_chunks(folder)
 
     def check(self, line: Fields) -> None:
-        """See that the tokenizer gives the text of an output line; if not, it is another one, and is not used."""
+        """Stop using the tokenizer if it does not give the text of an output line."""
         if self._tokenizer is None:
             return
         text = self._decode(line["token_ids"], special=False)
@@ -66,31 +66,31 @@ class Texts:
             )
 
     def of(self, token: int) -> str | None:
-        """The text of a token as it stands within a text; None if it is not known."""
+        """Return the text of a token within a text; None if unknown."""
         if self._tokenizer is None:
             return None
         if token not in self._known:
             once, twice = self._decode([token]), self._decode([token, token])
             if once is None or twice is None:
                 return None
-            # Alone, some tokenizers leave out the space that a token begins with; the second of two keeps it.
+            # Some tokenizers drop the space at the beginning of a text; the second of two tokens keeps it.
             text = twice[len(once) :] if twice.startswith(once) and len(twice) > len(once) else once
-            if "\ufffd" in text:  # some of the bytes of a character
+            if "\ufffd" in text:  # only some of the bytes of a character
                 text = self._tokenizer.id_to_token(token) or text
             self._known[token] = text
         return self._known[token]
 
     def of_all(self, tokens: list[int]) -> str | None:
-        """The text of tokens, special ones included; None if it is not known."""
+        """Return the text of tokens, including special ones; None if unknown."""
         return None if self._tokenizer is None else self._decode(tokens)
 
     def encode(self, prompt: str) -> list[int] | None:
-        """The tokens of a prompt; None if they are not known."""
+        """Return the tokens of a prompt; None if unknown."""
         if self._tokenizer is None:
             return None
         try:
             found: list[int] = self._tokenizer.encode(prompt).ids
-        except TypeError:  # half a character, which no run reads
+        except TypeError:  # half a character, which no run accepts
             return None
         return found
 
@@ -106,13 +106,13 @@ class Texts:
     def _decode(self, tokens: list[int], *, special: bool = True) -> str | None:
         try:
             found: str = self._tokenizer.decode(tokens, skip_special_tokens=not special)
-        except (OverflowError, TypeError):  # no ids of a vocabulary
+        except (OverflowError, TypeError):  # not ids of a vocabulary
             return None
         return found
 
 
 def _folder(model: str | None) -> Path | None:
-    """Where a model is on this machine; None if it is not."""
+    """Return the folder or file of a model on this machine; None if there is none."""
     if model is None:
         return DEMO / "target"
     try:
@@ -132,20 +132,20 @@ def _folder(model: str | None) -> Path | None:
 
 
 def _load(path: Path) -> Any:
-    """A tokenizer; None if it is damaged."""
+    """Load a tokenizer; return None if it is damaged."""
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # the library panics with errors that are no `Exception`
+    except BaseException:  # the library's panics are not `Exception`s
         return None
 
 
 def _load_gguf(path: Path, name: str) -> Any:
-    """The tokenizer of a GGUF file; None if it is damaged."""
-    with interrupted_later():  # transformers is imported
+    """Load the tokenizer of a GGUF file; return None if it is damaged."""
+    with interrupted_later():  # imports transformers
         from detgen.models.loading import load_tokenizer
     try:
         return load_tokenizer(path, name).backend_tokenizer

@@ -1,4 +1,4 @@
-"""The life of a sample's windows, from its acceptance log: what each round drafted, chose, kept and rolled back."""
+"""The windows of a sample, from its acceptance log: what each round drafted, chose, kept and rolled back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from detgen.report.streaming import Fields
 from detgen.report.texts import Texts
 from detgen.report.words import counted, visible
 
-MOST_TOKENS = 1000  # of a request that are shown one by one, or in words
-MOST_ROUNDS = 60  # of the stairs
-LEAST_ROW, MOST_ROW = 12, 48  # positions of one of them
-_ACROSS = 24  # positions of a flight of them
+MOST_TOKENS = 1000  # tokens of a request that are shown one by one, or in words
+MOST_ROUNDS = 60  # rounds of the stairs
+LEAST_ROW, MOST_ROW = 12, 48  # positions per row of them
+_ACROSS = 24  # positions per flight of them
 BOXES = 8  # drafted tokens of a window that is drawn
 
-# What became of a token, as the page shows it: a sign, and a word.
+# Sign and word for what became of a token.
 SIGNS = {
     "accepted": ("✓", "accepted"),
     "corrected": ("≠", "corrected"),
@@ -31,14 +31,14 @@ SIGNS = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One entry of the log: a place in the window.
+    """An entry of the log: a place in the window.
 
     Attributes:
         position: index in the completion.
-        status: as the log has it.
-        token, drafted: ids; None if none was committed, or none drafted.
-        text, guess: their texts, in which nothing is hidden; `#` and the id where the text is not known.
-        margin, logprob: of the committed token.
+        status: the log's status.
+        token, drafted: ids; None if none was committed or drafted.
+        text, guess: their texts, with hidden characters made visible; `#` and the id if the text is unknown.
+        margin, logprob: those of the committed token.
     """
 
     position: int
@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def sign(self) -> str:
-        """A sign for the status."""
+        """The sign for the status."""
         return SIGNS[self.status][0]
 
     @property
@@ -62,7 +62,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """All of it in a line."""
+        """Everything in a line."""
         if self.status == "rolled_back":
             return f"position {self.position}: {self.guess} was drafted and rolled back"
         said = f"position {self.position}: {self.text}, {self.word}"
@@ -76,10 +76,10 @@ class Round:
     """One round of a sample.
 
     Attributes:
-        number: from 0.
+        number: its number, from 0.
         drafter: who drafted.
         cells: its entries.
-        before: the text of the last committed token before it; empty at the beginning.
+        before: text of the last committed token before it; "" at the beginning.
     """
 
     number: int
@@ -94,26 +94,26 @@ class Round:
 
     @property
     def committed(self) -> list[Cell]:
-        """The cells that stand."""
+        """The cells that were committed."""
         return [cell for cell in self.cells if cell.token is not None]
 
     @property
     def accepted(self) -> int:
-        """How many drafted tokens stand."""
+        """How many drafted tokens were accepted."""
         return sum(cell.status == "accepted" for cell in self.cells)
 
     @property
     def wrong(self) -> Cell | None:
-        """The cell whose draft was wrong; None if none was."""
+        """The cell whose draft was wrong, or None."""
         return next((cell for cell in self.cells if cell.status == "corrected"), None)
 
     @property
     def after(self) -> list[Cell]:
-        """The cells that were rolled back after the wrong token, or after the end."""
+        """The cells that were rolled back after the wrong token or the end."""
         return [cell for cell in self.cells if cell.status == "rolled_back"]
 
     def said(self) -> str:
-        """What happened, as a sentence for a person who does not know detgen."""
+        """Describe what happened in a sentence for someone who does not know detgen."""
         drafted, wrong, after = len(self.drafted), self.wrong, self.after
         if not drafted:
             only = self.cells[0]
@@ -142,7 +142,7 @@ class Round:
 
 
 class Window(NamedTuple):
-    """A row of the table of windows: one round, or several in which nothing was drafted."""
+    """A row of the table of windows: one round, or several without drafts."""
 
     rounds: str
     drafter: str
@@ -151,11 +151,11 @@ class Window(NamedTuple):
 
 
 def rounds_of(records: Iterable[Fields], texts: Texts) -> list[Round]:
-    """The rounds of a sample.
+    """Return the rounds of a sample.
 
     Args:
         records: its entries in the acceptance log.
-        texts: of tokens.
+        texts: texts of tokens.
     """
     found: list[Round] = []
     before = ""
@@ -168,7 +168,7 @@ def rounds_of(records: Iterable[Fields], texts: Texts) -> list[Round]:
 
 
 def instructive(rounds: list[Round]) -> Round | None:
-    """The round that shows most: drafts that stand, a wrong one, and some after it; None if nothing was drafted."""
+    """Return the round that shows most: accepted, corrected and rolled-back tokens; None if nothing was drafted."""
     return max(
         (r for r in rounds if r.drafted),
         key=lambda r: (
@@ -182,7 +182,7 @@ def instructive(rounds: list[Round]) -> Round | None:
 
 
 def stairs(rounds: list[Round]) -> list[list[Round]]:
-    """The first rounds in flights that are narrow enough for a small screen."""
+    """Divide the first rounds into flights that are narrow enough for a small screen."""
     flights: list[list[Round]] = []
     for one in rounds[:MOST_ROUNDS]:
         if flights and one.cells[-1].position - flights[-1][0].cells[0].position < _ACROSS:
@@ -193,7 +193,7 @@ def stairs(rounds: list[Round]) -> list[list[Round]]:
 
 
 def windows(rounds: list[Round]) -> tuple[list[Window], int]:
-    """The rounds of a sample as rows, those without drafts together; and how many rounds are left out."""
+    """Return the rounds of a sample as rows, joining those without drafts, and the number of rounds left out."""
     found: list[Window] = []
     cells = 0
     for i, one in enumerate(rounds):
@@ -213,11 +213,11 @@ def windows(rounds: list[Round]) -> tuple[list[Window], int]:
 
 
 def shown(token: object, texts: Texts) -> str:
-    """A token as the page shows it: its text in quotes, or its number."""
+    """Return a token as shown on the page: its text in quotes, or its number."""
     if token is None:
         return ""
     if type(token) is not int:
-        return visible(str(token))  # of a damaged line
+        return visible(str(token))  # from a damaged line
     text = texts.of(token)
     return f"#{token}" if text is None else f"“{visible(text)}”"
 
