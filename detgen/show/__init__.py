@@ -1,4 +1,4 @@
-"""What a person sees: progress, tables and summaries. All that uses rich.
+"""What a person sees: progress, tables and summaries. Everything that uses rich.
 
-Knows results as plain data; knows neither options nor exit codes.
+It takes results as plain data and knows neither options nor exit codes.
 """

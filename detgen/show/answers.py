@@ -1,4 +1,4 @@
-"""How commands show their results: the closing figures of a run, and what audits, reports and exports gave."""
+"""How commands show their results: the closing figures of a run, and the results of audits, reports and exports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHOWN = 3  # errors
 
 
 def show_audit(result: AuditResult, folder: Path) -> None:
-    """The findings of `detgen audit`, then one line."""
+    """Print the findings of `detgen audit`, then one line."""
     console = open_output()
     for line in result.other_profile:
         console.say(f"another profile: {line}")
@@ -63,11 +63,11 @@ def show_audit(result: AuditResult, folder: Path) -> None:
 
 
 def show_report(report: Report, path: Path, written: int) -> None:
-    """What is wrong with the folder that `detgen report` drew, then one line.
+    """Print what is wrong with the folder that `detgen report` drew, then one line.
 
     Args:
-        report: what the page shows.
-        path: of the page.
+        report: contents of the page.
+        path: path of the page.
         written: bytes of the page.
     """
     console = open_output()
@@ -86,12 +86,12 @@ def show_report(report: Report, path: Path, written: int) -> None:
 
 
 def show_export(exported: Exported) -> None:
-    """What `detgen export` wrote."""
+    """Print what `detgen export` wrote."""
     open_output().say(f"{exported.path}: {counted(exported.count, exported.unit)}")
 
 
 def show_finding(finding: Finding) -> None:
-    """A line for what `detgen doctor` has looked at, and one for what to type if it should be otherwise."""
+    """Print a finding of `detgen doctor`, and the command that remedies it, if any."""
     console = open_output()
     console.say(f"{finding.name:<12}  {finding.what}", "red" if finding.broken else "")
     if finding.remedy is not None:
@@ -99,7 +99,7 @@ def show_finding(finding: Finding) -> None:
 
 
 def show_models(models: list[Known]) -> None:
-    """What `detgen models` has found, a row for each."""
+    """Print the models that `detgen models` found, one per row."""
     formats = next((model.weights for model in models if model.weights), {})
     head = ("model", "family", "parameters", "as stored", *formats, "KV, 1,000 tokens")
     table = Table(*head, box=None, pad_edge=False)
@@ -122,7 +122,7 @@ def show_models(models: list[Known]) -> None:
 
 
 def show_families(version: str, families: list[Tried]) -> None:
-    """How the families of a version of transformers run, a row for each."""
+    """Print how the families of a version of transformers run, one per row."""
     table = Table("model type", "class", "runs", "operators proved, or why it is refused", box=None, pad_edge=False)
     for family in families:
         table.add_row(*family)
@@ -134,12 +134,12 @@ def show_families(version: str, families: list[Tried]) -> None:
 
 
 def show_contents(path: Path, contents: Contents) -> None:
-    """What a completion cache holds."""
+    """Print what a completion cache holds."""
     open_output().rows(_contents(path, contents))
 
 
 def show_pruned(path: Path, pruned: Pruned) -> None:
-    """What was removed from a completion cache."""
+    """Print what was removed from a completion cache."""
     removed = counted(pruned.removed, "completion")
     open_output().say(f"{path}: {removed} removed, {size(pruned.after)} left of {size(pruned.before)}")
 
@@ -165,7 +165,7 @@ def _day(seconds: int) -> str:
 
 
 def print_summary(summary: RunSummary) -> None:
-    """Print a label and a value per line; before them, if they are known, the first prompt's chunks."""
+    """Print a label and a value per line, after the first prompt's chunks if they are known."""
     console = Screen(highlight=False)
     if summary.chunks:
         print_chunks(summary.chunks)
@@ -174,14 +174,14 @@ def print_summary(summary: RunSummary) -> None:
 
 
 def print_chunks(chunks: Iterable[Chunk]) -> None:
-    """Print how a model that thinks took in a prompt."""
+    """Print how a model that thinks read a prompt."""
     console = Screen(highlight=False)
     for line in drawing(chunks):
         console.say(line)
 
 
 def drawing(chunks: Iterable[Chunk]) -> list[str]:
-    """Chunks, the states that they were read with and what was thought after them, a line each below a heading."""
+    """Return lines for chunks, with the states they were read with and the thoughts after them, below a heading."""
     rows: list[tuple[str, ...]] = [("tokens", "chunk", "state of", "thought")]
     for chunk in chunks:
         tokens = f"{chunk.first}-{chunk.end - 1}" if chunk.end > chunk.first + 1 else str(chunk.first)
@@ -195,7 +195,7 @@ def _quoted(text: str | None) -> str:
 
 
 def failures(summary: RunSummary, *, kept: bool = True) -> Iterator[str]:
-    """What could not be run: how much, the first errors, and where the rest are; nothing if all could."""
+    """Yield lines about prompts that could not run: how many, the first errors, and where the rest are."""
     written = summary.written
     if not written.errors:
         return

@@ -15,7 +15,7 @@ from detgen.bench.bench_results import Results, Row
 from detgen.bench.noise_levels import compare
 from detgen.show.screen import open_output, plain
 
-_PIPED_WIDTH = 160  # characters per line where there is no terminal
+_PIPED_WIDTH = 160  # characters per line without a terminal
 _NOTE = (
     "Speeds are medians of interleaved rounds, with the lowest and highest round in brackets; ratios are medians of"
     " ratios within a round. All prompts of a cell are submitted at once, so times to the first token include waiting"
@@ -101,12 +101,12 @@ _WORK: _Columns = {
 
 
 class CellTables(NamedTuple):
-    """A cell's heading, tables and remarks.
+    """The heading, tables and remarks of a cell.
 
     Attributes:
         heading: its workload and batch size.
-        tables: each a list of lines of as many texts, the first of them the headings.
-        remarks: what is wrong with rows, and why some could not be measured.
+        tables: each a list of rows of texts, the first of which has the headings.
+        remarks: errors of rows, and why some could not be measured.
     """
 
     heading: str
@@ -115,7 +115,7 @@ class CellTables(NamedTuple):
 
 
 def span(values: list[float], pattern: str) -> str:
-    """Such as `310 [305, 322]`: the median, the lowest and the highest."""
+    """Return values such as `310 [305, 322]`: the median, the lowest and the highest."""
     if not values:
         return "-"
     middle, low, high = (pattern.format(f(values)) for f in (median, min, max))
@@ -123,7 +123,7 @@ def span(values: list[float], pattern: str) -> str:
 
 
 def cells(results: Results) -> Iterator[CellTables]:
-    """The cells in the order in which they were measured; in each, the rows by speed, then those with errors."""
+    """Yield cells in the order in which they were measured, their rows by speed, failed ones last."""
     for workload, size in dict.fromkeys((r.workload, r.batch_size) for r in results.rows):
         rows = [r for r in results.rows if (r.workload, r.batch_size) == (workload, size)]
         rows.sort(key=lambda r: -median(r.speeds) if r.seconds else 0.0)
@@ -137,7 +137,7 @@ def cells(results: Results) -> Iterator[CellTables]:
 
 
 def _table(columns: _Columns, rows: list[Row]) -> list[list[str]]:
-    """The columns and rows that are not empty, under the headings; empty if there are none."""
+    """Return the columns and rows that are not empty, below the headings; empty if there are none."""
     texts = [[value(r) for value in columns.values()] for r in rows]
     texts = [text for text in texts if any(value != "-" for value in text[1:])]
     keep = [i for i in range(len(columns)) if i == 0 or any(text[i] != "-" for text in texts)]
@@ -145,13 +145,13 @@ def _table(columns: _Columns, rows: list[Row]) -> list[list[str]]:
 
 
 def show(results: Results, old: Results | None, folder: Path, *, quiet: bool = False) -> None:
-    """Write bench.md to the output folder; print the tables, and what has changed since an older benchmark.
+    """Write bench.md to the output folder; print the tables and the changes since an older benchmark.
 
     Args:
-        results: what was measured.
-        old: what was measured then.
+        results: the results.
+        old: the older results, if any.
         folder: for bench.md.
-        quiet: print what has changed alone.
+        quiet: print only the changes.
     """
     write_markdown(results, folder / "bench.md")
     console = open_output(_PIPED_WIDTH)
@@ -168,7 +168,7 @@ def show(results: Results, old: Results | None, folder: Path, *, quiet: bool = F
 
 
 def render(results: Results) -> RenderableType:
-    """The tables for a terminal."""
+    """Return the tables for a terminal."""
     parts: list[RenderableType] = []
     for heading, tables, remarks in cells(results):
         parts.append(Text(f"\n{plain(heading)}", style="bold"))
@@ -210,7 +210,7 @@ def _markdown(results: Results) -> Iterator[str]:
 
 
 def _roof(results: Results) -> str:
-    """The machine's bounds as text."""
+    """Describe the machine's bounds."""
     if not results.roofline:
         return "the machine's bandwidth and arithmetic are unknown"
     said = {"copy_bytes": "a copy moves {:,.1f} GB/s", "product_operations": "a product {:,.0f} GFLOP/s"}

@@ -1,4 +1,4 @@
-"""How `detgen verify-determinism` shows what it compared, and what differs."""
+"""How `detgen verify-determinism` shows what it compared and what differs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from detgen.verify.perturb.prompts import COPY
 
 
 def show_check(check: Check, found: list[Explanation], saved: list[str]) -> None:
-    """The table of a check, what differs, and one line to quote.
+    """Print the table of a check, the differences, and one line to quote.
 
     Args:
-        check: when it has run.
-        found: differences, explained.
-        saved: a line about the file that replays each.
+        check: a check that has run.
+        found: explained differences.
+        saved: for each, a line about the file that replays it.
     """
     console, result = open_output(), check.result
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -62,7 +62,7 @@ def show_check(check: Check, found: list[Explanation], saved: list[str]) -> None
 
 
 def _prompts(pool: Pool) -> str:
-    """How many prompts of how many, and how long the texts are."""
+    """Describe how many prompts were used of how many, and how long the texts are."""
     lengths = [r.params.max_tokens for r in pool.requests]
     tokens = (
         f"{max(lengths)} to {min(lengths)} new tokens each" if len({*lengths}) > 1 else f"{lengths[0]} new tokens each"
@@ -75,7 +75,7 @@ def _prompts(pool: Pool) -> str:
 
 
 def show_replay(found: Explanation | None) -> None:
-    """The difference that showed again, or a line that says that it did not."""
+    """Print the difference that showed again, or a line that says that it did not."""
     console = open_output()
     if found is None:
         console.print("every bit equal: the difference did not show again")
@@ -94,13 +94,13 @@ def _cells(tally: Tally, *, thinks: bool) -> list[str]:
 
 
 def _share(equal: int, all_: int) -> str:
-    if not all_:  # of chains, no logits are kept
+    if not all_:  # chains keep no logits
         return "-"
     return f"all {all_:,}" if equal == all_ else f"{equal:,} of {all_:,}"
 
 
 def _verdict(check: Check) -> Text:
-    """The line to quote."""
+    """Return the line to quote."""
     total, failed = check.result.total, len(check.result.failures)
     tried = f"{total.settings} settings, {total.positions:,} positions"
     if not failed:
@@ -113,7 +113,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _show(found: Explanation, console: Console) -> None:
-    """A difference, from the prompt to the module."""
+    """Print a difference, from the prompt to the module."""
     d = found.difference
     rows = [("differs", d.what if found.error is None else found.error)]
     if found.prompt:

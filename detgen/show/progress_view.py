@@ -26,11 +26,11 @@ _INTERVAL = 10.0  # seconds between two lines of progress
 
 
 def open_display(*, quiet: bool = False, as_json: bool = False) -> QuietDisplay:
-    """The display that suits standard error: live on a terminal, plain lines elsewhere.
+    """Return the display that suits standard error: live on a terminal, plain lines elsewhere.
 
     Args:
-        quiet: show only what goes wrong, and how the command ends.
-        as_json: write objects, for programs.
+        quiet: show only errors and how the command ends.
+        as_json: write JSON objects for programs.
     """
     console = Screen(stderr=True, highlight=False)
     if as_json:
@@ -41,7 +41,7 @@ def open_display(*, quiet: bool = False, as_json: bool = False) -> QuietDisplay:
 
 
 def open_for_a_person() -> QuietDisplay:
-    """The display of a call from Python: live at a terminal and in a notebook, else quiet."""
+    """Return the display for a call from Python: live on a terminal or in a notebook, else quiet."""
     console = Screen(stderr=True, highlight=False)
     if console.is_jupyter and not _is_drawn_upon(console):
         return PlainDisplay(console)
@@ -49,18 +49,18 @@ def open_for_a_person() -> QuietDisplay:
 
 
 def _is_drawn_upon(console: Screen) -> bool:
-    """Whether lines can be redrawn; rich does so in a notebook by ipywidgets."""
+    """Whether lines can be redrawn; in a notebook, rich needs ipywidgets to do so."""
     if console.is_jupyter:
         return find_spec("ipywidgets") is not None
     return console.file.isatty() and not console.is_dumb_terminal
 
 
 class QuietDisplay(Unobserved):
-    """An `Observer` that shows errors and notices only. A context manager, as the louder displays are.
+    """An `Observer` that shows only errors and notices. A context manager, like the louder displays.
 
     Attributes:
         console: standard error.
-        quiet: whether results that are as they should be are left out, too.
+        quiet: whether successful results are left out, too.
     """
 
     quiet = True
@@ -77,26 +77,26 @@ class QuietDisplay(Unobserved):
         self.close()
 
     def close(self) -> None:
-        """End: there will be no more progress."""
+        """End; there will be no more progress."""
 
     def error(self, text: str) -> None:
-        """Why the command failed; shown even if quiet."""
+        """Show why the command failed, even if quiet."""
         self.console.say(f"detgen: error: {text}", "red")
 
     def notice(self, text: str, command: str = "") -> None:
-        """How the command ended, such as that it was interrupted, and what to type now; shown even if quiet."""
+        """Show how the command ended, such as an interruption, and what to type now, even if quiet."""
         self.console.say(f"detgen: {text}")
         if command:
             self.console.say(f"  {command}")
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Make room for something else that is written, perhaps to the same terminal."""
+        """Make room for other output, perhaps to the same terminal."""
         yield
 
 
 class PlainDisplay(QuietDisplay):
-    """Lines of text: for each stage, with the seconds until it began; at the first report, every ten seconds, and at
+    """Lines of text: one per stage, with the seconds until it began, and progress at first, every ten seconds and at
     the end.
     """
 
@@ -109,11 +109,11 @@ class PlainDisplay(QuietDisplay):
         self._shown: Progress | None = None
 
     def message(self, text: str) -> None:
-        """Print it."""
+        """Print the text."""
         self.notice(text)
 
     def stage(self, text: str) -> None:
-        """Print it; progress begins anew."""
+        """Print the text; progress starts anew."""
         self.message(f"[{time.monotonic() - self._started:.1f} s] {text}")
         self._latest = self._shown = None
 
@@ -124,7 +124,7 @@ class PlainDisplay(QuietDisplay):
             self._show(progress)
 
     def close(self) -> None:
-        """Print the last report, unless the last line did."""
+        """Print the last report, unless it was printed already."""
         if self._latest is not None and self._latest != self._shown:
             self._show(self._latest)
 
@@ -134,7 +134,7 @@ class PlainDisplay(QuietDisplay):
 
 
 class LiveDisplay(PlainDisplay):
-    """Two lines on a terminal, redrawn all the time: a bar, and the figures below it; before that, the stage."""
+    """Two lines on a terminal, redrawn all the time: a bar with figures below it, and before that the stage."""
 
     def __init__(self, console: Screen) -> None:
         super().__init__(console)
@@ -154,7 +154,7 @@ class LiveDisplay(PlainDisplay):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Clear the two lines meanwhile, if standard output is the terminal, too."""
+        """Clear the two lines meanwhile if standard output is a terminal, too."""
         drawn = self._live.is_started and sys.stdout is not None and sys.stdout.isatty()
         if drawn:
             self._live.stop()
@@ -163,11 +163,11 @@ class LiveDisplay(PlainDisplay):
             self._live.start()
 
     def stage(self, text: str) -> None:
-        """Keep it for the next drawing; progress begins anew."""
+        """Keep the stage for the next drawing; progress starts anew."""
         self._stage, self._latest = (text, time.monotonic()), None
 
     def progress(self, progress: Progress) -> None:
-        """Keep it for the next drawing."""
+        """Keep the progress for the next drawing."""
         self._latest = progress
 
     def _draw(self) -> RenderableType:
@@ -186,35 +186,35 @@ class LiveDisplay(PlainDisplay):
 
 
 class JsonDisplay(PlainDisplay):
-    """An object a line, for programs: `event`, `time` (seconds since 1970), and what the event has to say."""
+    """One JSON object per line, for programs: `event`, `time` (seconds since 1970), and the event's own keys."""
 
     def __init__(self, console: Screen, *, quiet: bool) -> None:
         super().__init__(console)
         self.quiet = quiet
 
     def message(self, text: str) -> None:
-        """`text`."""
+        """Write `text`."""
         if not self.quiet:
             self._write("message", text=text)
 
     def stage(self, text: str) -> None:
-        """`text`; progress begins anew."""
+        """Write `text`; progress starts anew."""
         if not self.quiet:
             self._write("stage", text=text)
         self._latest = self._shown = None
 
     def progress(self, progress: Progress) -> None:
-        """As it is, once a second at most."""
+        """Write the progress, at most once a second."""
         self._latest = progress
         if self._shown is None or progress.seconds - self._shown.seconds >= 1.0:
             self._show(progress)
 
     def error(self, text: str) -> None:
-        """`text`."""
+        """Write `text`."""
         self._write("error", text=text)
 
     def notice(self, text: str, command: str = "") -> None:
-        """`text`, and `command` if there is one to type."""
+        """Write `text`, and `command` if there is one."""
         self._write("notice", text=text, **({"command": command} if command else {}))
 
     def _show(self, progress: Progress) -> None:
@@ -227,7 +227,7 @@ class JsonDisplay(PlainDisplay):
 
 
 def _done(progress: Progress) -> str:
-    """Such as `12/64 prompts`, or `12 prompts` where the total is not known."""
+    """Return progress such as `12/64 prompts`, or `12 prompts` if the total is unknown."""
     total = "" if progress.total is None else f"/{progress.total:,}"
     return f"{progress.done:,}{total} {progress.unit}"
 

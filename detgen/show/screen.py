@@ -1,7 +1,7 @@
 """Consoles that survive a closed pipe and hostile text, and numbers in words.
 
-What did not come from detgen, such as a file's name or a library's error, may hold what a terminal obeys. Everything
-that a command shows passes through `Screen` or `plain`, so that a terminal shows it and does not obey it.
+Text from elsewhere, such as a file's name or a library's error, may contain control sequences for a terminal. All
+output of commands passes through `Screen` or `plain`, which show these instead of sending them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-# What moves the cursor, changes the direction of writing, ends a line, cannot be encoded, or is not seen at all.
+# Characters that move the cursor, change the direction of writing, end a line, cannot be encoded, or are invisible.
 _OBEYED = (
     r"\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
     r"\U000e0000-\U000e007f"
@@ -26,12 +26,12 @@ _IN_A_LINE = re.compile(f"[{_OBEYED}\n]")
 
 
 def plain(text: str) -> str:
-    """A text on one line, in which a terminal finds nothing to obey: `\\x1b` stands for an escape character."""
+    """Return a text on one line with control characters escaped: `\\x1b` stands for an escape character."""
     return _IN_A_LINE.sub(_escaped, text)
 
 
 def plain_lines(text: str) -> str:
-    """A text in which a terminal finds nothing to obey but line breaks and tabs."""
+    """Return a text with control characters escaped, except line breaks and tabs."""
     return _IN_A_TEXT.sub(_escaped, text)
 
 
@@ -40,18 +40,18 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class Screen(Console):
-    """A console that shows control characters instead of obeying them, and each text that it is given on one line.
+    """A console that escapes control characters and puts each text on one line.
 
-    It falls silent when its reader leaves, as in `| head`, where rich's console ends the process: the result of a
-    command is in its files and its exit status.
+    It falls silent when its reader leaves, as in `| head`, where rich's console would end the process: a command's
+    result is in its files and its exit status.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does; a text is one line, whatever is in it."""
+        """Print as rich does, but each text on one line."""
         super().print(*map(_one_line, objects), **options)
 
     def say(self, text: str, style: str = "") -> None:
-        """Print one line, however long it is."""
+        """Print one line, whatever its length."""
         self.print(Text(text, style=style), soft_wrap=True)
 
     def rows(self, rows: Iterable[tuple[str, str]]) -> None:
@@ -62,7 +62,7 @@ class Screen(Console):
             self.print(Text.assemble((f"{label:<{width}}", "bold"), f"  {value}"), soft_wrap=True)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of anything else, such as a table; their line ends are its own."""
+        """Yield the segments of anything else, such as a table, which keeps its own line ends."""
         for segment in super().render(renderable, options):
             if segment.control or not _IN_A_SEGMENT.search(segment.text):
                 yield segment
@@ -88,7 +88,7 @@ def _one_line(shown: Any) -> Any:
 
 
 def open_output(width: int = 120) -> Screen:
-    """Standard output for tables: as wide as the terminal, or `width` columns where there is none."""
+    """Return standard output for tables: as wide as the terminal, or `width` columns without one."""
     screen = Screen(highlight=False)
     if not screen.is_terminal:
         screen.width = width
@@ -96,6 +96,6 @@ def open_output(width: int = 120) -> Screen:
 
 
 def clock(seconds: float) -> str:
-    """Such as `0:01:05`."""
+    """Return a time such as `0:01:05`."""
     minutes, second = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"

@@ -1,4 +1,4 @@
-"""A file that says how far a run is, for whoever polls it."""
+"""A status file for programs that poll a run's progress."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _INTERVAL = 1.0  # seconds between two versions of the file
 
 
 class StatusFile:
-    """An `Observer` that keeps a JSON object in a file, and hands all that it is told to another.
+    """An `Observer` that keeps a JSON object in a file and forwards everything to another observer.
 
-    A reader finds a whole object at any time: each version takes the place of the one before. The keys are `state`
-    (running, finished, already finished, interrupted or failed), `updated` (seconds since 1970), `stage`, those of the
-    latest `Progress`, and `error` where it failed. A context manager; whoever leaves it by an exception has failed.
+    A reader always finds a complete object, since each version replaces the one before. The keys are `state` (running,
+    finished, already finished, interrupted or failed), `updated` (seconds since 1970), `stage`, those of the latest
+    `Progress`, and `error` after a failure. A context manager; leaving it by an exception means failure.
 
     Args:
-        path: of the file.
-        observer: the other.
+        path: path of the file.
+        observer: the other observer.
 
     Raises:
-        RunError: the file cannot be written.
+        RunError: if the file cannot be written.
     """
 
     def __init__(self, path: Path, observer: Observer) -> None:
@@ -51,20 +51,20 @@ class StatusFile:
             self.end("failed")
 
     def stage(self, text: str) -> None:
-        """Note what begins."""
+        """Record a new stage."""
         self._said = {"state": "running", "stage": text}
         self._write()
         self._observer.stage(text)
 
     def progress(self, progress: Progress) -> None:
-        """Note how far it is, once a second at most."""
+        """Record progress, at most once a second."""
         self._said |= asdict(progress)
         if time.monotonic() - self._written >= _INTERVAL:
             self._write()
         self._observer.progress(progress)
 
     def end(self, state: str) -> None:
-        """Note how it ended."""
+        """Record how the run ended."""
         self._said["state"] = state
         self._write()
 
