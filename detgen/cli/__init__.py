@@ -17,7 +17,7 @@ from detgen.failing import DEBUG
 
 
 class _Plain:
-    """A command whose help has no types where there is nothing to type, and no signs for what usage is."""
+    """A command whose help shows types only where a value is typed, and usage without braces."""
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]
@@ -31,11 +31,11 @@ class _Plain:
 
 
 class _Command(_Plain, TyperCommand):
-    """One of the commands."""
+    """A command."""
 
 
 class _Run(_Command):
-    """The one command that reads standard input if nothing is typed: at a terminal, it shows its help instead."""
+    """`detgen run`, which reads standard input if no arguments are given; at a terminal, it shows its help instead."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         self.no_args_is_help = at_a_terminal()
@@ -43,7 +43,7 @@ class _Run(_Command):
 
 
 def at_a_terminal() -> bool:
-    """Whether nothing is piped in."""
+    """Whether nothing is piped to standard input."""
     return sys.stdin is None or sys.stdin.isatty()
 
 
@@ -52,7 +52,7 @@ class _Listed(_Plain, TyperCommand):
 
 
 class _Commands(_Plain, TyperGroup):
-    """The commands; a usage error that quotes what was typed is shown as plainly as everything else."""
+    """The group of commands; usage errors that quote what was typed are shown without control characters, too."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, found, rest = super().resolve_command(ctx, args)
@@ -74,7 +74,7 @@ def _shown_plainly() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        message = getattr(error, "format_message", None)  # of usage errors; typer has no public name for them all
+        message = getattr(error, "format_message", None)  # usage errors have it; typer has no public base for them
         if message is not None:
             from detgen.show.screen import plain
 
@@ -118,8 +118,8 @@ def root(
         os.environ[DEBUG] = "1"
 
 
-# What is typed after `detgen`, the module that has it, and the first sentence of its help. The module is imported when
-# its command is typed: to declare the options of all takes longer than to show this list.
+# Each command by name: its module and the first sentence of its help. The module is imported only when its command
+# is typed, since declaring the options of all commands takes longer than showing this list.
 COMMANDS = {
     "run": ("run_command", "Generate text for every prompt of a file, or for prompts given here."),
     "score": (
@@ -154,11 +154,11 @@ COMMANDS = {
     ),
     "cache": ("cache_command", "Show or prune the completion cache, which `detgen run --cache` fills."),
 }
-_MAY_BE_BARE = ("run", "bench", "verify-determinism", "models", "doctor")  # nothing has to be named
+_MAY_BE_BARE = ("run", "bench", "verify-determinism", "models", "doctor")  # commands that need no arguments
 
 
 def _listed() -> None:
-    """What a command is until it is imported."""
+    """Stand in for a command until it is imported."""
 
 
 for _name, (_, _line) in COMMANDS.items():
@@ -166,7 +166,7 @@ for _name, (_, _line) in COMMANDS.items():
 
 
 def whole(name: str) -> Any:
-    """A command with its options, or a group with its commands."""
+    """Return a command with its options, or a group with its commands."""
     module = import_module(f"detgen.cli.{COMMANDS[name][0]}")
     group = getattr(module, "group", None)
     made = typer.Typer(

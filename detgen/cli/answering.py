@@ -1,4 +1,4 @@
-"""What commands share: their answer as an exit status and as JSON, and the arguments that several of them have."""
+"""What commands share: the answer as an exit status and as JSON, and common arguments."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def named(path: Path | None) -> Path | None:
-    """A file or folder to write; not `-`, which elsewhere is standard output."""
+    """Return the path of a file or folder to write; raise for `-`, which elsewhere is standard output."""
     if path == Path("-"):
         raise typer.BadParameter("'-' cannot be used here; nothing is written to standard output")
     return path
 
 
 def writable(path: Path | None) -> Path | None:
-    """A file that can be written; checked before the work, not after it."""
+    """Return the path of a file to write; raise before the work starts if it cannot be written."""
     path = named(path)
     if path is not None and path.is_dir():
         raise typer.BadParameter(f"cannot write {path}: it is a folder")
@@ -54,11 +54,11 @@ MovedPrompts = Annotated[
 def import_engine(display: QuietDisplay) -> None:
     """Import the engine, after all checks that do not need it."""
     display.stage("loading the engine")
-    from detgen.engine import Engine  # noqa: F401 (before its other modules: it holds Ctrl-C back)
+    from detgen.engine import Engine  # noqa: F401 (before its other modules: it defers Ctrl-C)
 
 
 def answered(answer: dict[str, Any], json_file: Path | None, display: QuietDisplay) -> int:
-    """Write the answer; the exit status, 0 if it is `equal`, else 1."""
+    """Write the answer. Return the exit status: 0 if it is `equal`, else 1."""
     status = DONE if answer["equal"] else FAILED
     try:
         if json_file is not None:

@@ -1,7 +1,7 @@
-"""`detgen bench`: what determinism costs here, beside what people would use instead.
+"""`detgen bench`: what determinism costs here, compared with what people would use instead.
 
-What is measured is in `detgen.bench`, how it looks in `detgen.show`; both are imported inside the command, since they
-bring the engine and rich, and `--help` answers without them.
+`detgen.bench` measures, `detgen.show` shows the results; both are imported inside the command, since they import the
+engine and rich, which `--help` does not need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`detgen cache`: what the completion cache holds, and making it smaller. What it does is in `detgen.cache`."""
+"""`detgen cache`: show or prune the completion cache, by `detgen.cache`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def parse_age(text: str) -> float:
-    """Seconds from `30d`, `12h`, `1.5w`, `90m` or `10s`."""
+    """Return the seconds of `30d`, `12h`, `1.5w`, `90m` or `10s`."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a time such as 30d, 12h or 2w (s, m, h, d, w)")

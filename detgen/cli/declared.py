@@ -1,10 +1,10 @@
-"""Commands whose options are made from declarations: each field with an `Option` is one, and nothing is said twice.
+"""Commands whose options are made from declarations: one for each field with an `Option`, so nothing is written twice.
 
     @command
     def run_command(config: RunConfig, display: Display) -> int:
 
-has an option for each such field of `RunConfig`, and of the declarations among its fields. What is not given is left to
-the declaration's own default, and what is given is checked by the declaration.
+has an option for each such field of `RunConfig` and of its nested declarations. Options that are not given keep the
+declaration's default; those that are given are checked by the declaration.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from detgen.worker import WorkerError
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # an internal error ends with 70, see `detgen.failing`
 _ERRORS = (BenchError, StoreError, CheckError, EngineError, OutputError, PromptsError, RequestError, RunError)
 _PANELS = get_args(Panel)
-_OWN = ("display", "return")  # annotations that are no options, of what is imported for type checkers alone
+_OWN = ("display", "return")  # annotations that are not options, of types imported only for type checkers
 
 
 @dataclass
 class Shown:
-    """How a command shows its work. All commands have these options."""
+    """Options of all commands: how a command shows its work."""
 
     PANEL = "Input and output"
 
@@ -55,7 +55,7 @@ class Shown:
 
 @dataclass
 class _Declaration:
-    """A parameter of a command that is made of options."""
+    """A parameter of a command that is made from several options."""
 
     kind: Callable[..., Any]
     optional: bool
@@ -63,12 +63,12 @@ class _Declaration:
     fields: dict[str, Parameter | _Declaration] = field(default_factory=dict)
 
     def parameters(self) -> Iterator[Parameter]:
-        """All options, those of its parts among them."""
+        """Yield all options, including those of nested declarations."""
         for part in self.fields.values():
             yield from [part] if isinstance(part, Parameter) else part.parameters()
 
     def build(self, values: dict[str, Any]) -> Any:
-        """The declaration with what was given; None if it is optional and nothing was given."""
+        """Build the declaration from the given values; None if it is optional and none is given."""
         given = {name: values[p.name] for name, p in self.fields.items() if isinstance(p, Parameter)}
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
         if self.optional and not given:
@@ -78,9 +78,9 @@ class _Declaration:
 
 
 def command(function: Callable[..., int]) -> Callable[..., None]:
-    """A function as a typer command: its declared parameters become options, and what it returns the exit status.
+    """Make a typer command of a function: declared parameters become options, its return value the exit status.
 
-    A parameter `display` shows progress and messages. What the user can fix is shown in one line, not raised.
+    The parameter `display` shows progress and messages. Errors that the user can fix are shown in one line.
     """
     hints = SimpleNamespace(__annotations__={k: v for k, v in function.__annotations__.items() if k not in _OWN})
     typed = get_type_hints(hints, function.__globals__, include_extras=True)
@@ -104,7 +104,7 @@ def command(function: Callable[..., int]) -> Callable[..., None]:
             display.error(as_typed(error, parameters))
             status = REFUSED
         except OSError as error:
-            if getattr(error, "__notes__", None):  # a run keeps the traceback of what it did not expect
+            if getattr(error, "__notes__", None):  # a run adds the traceback of unexpected errors
                 raise
             display.error(limit_reached(error) or f"cannot write {error.filename or 'the result'}: {error.strerror}")
             status = REFUSED
@@ -114,7 +114,7 @@ def command(function: Callable[..., int]) -> Callable[..., None]:
         if status:
             raise typer.Exit(status)
 
-    # Help breaks lines where the terminal ends, not where they end in the source.
+    # Help breaks lines at the width of the terminal, not where the source does.
     paragraphs = [" ".join(paragraph.split()) for paragraph in (function.__doc__ or "").split("\n\n")]
     run.__name__, run.__doc__, run.__annotations__ = function.__name__, "\n\n".join(paragraphs), {}
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ def command(function: Callable[..., int]) -> Callable[..., None]:
 
 
 def epilog(*examples: str, status: str) -> str:
-    """The end of a command's help: examples, and what its exit statuses mean besides those of all commands."""
+    """Return the end of a command's help: examples, and the meanings of its exit statuses."""
     lines = (f"  [bold]{example}[/]" for example in examples)
     return "\n".join(("Examples:", *lines, "", f"Exit status: {status}, 70 internal error, 130 interrupted."))
 
@@ -150,7 +150,7 @@ def _parameter(kind: Any, name: str, hint: Any, option: Option, help: str, shown
     elif annotation is bool and default:
         names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
     if default == () or (shown and annotation is not bool):
-        default = None  # left to the declaration
+        default = None  # leave it to the declaration
     said: dict[str, Any] = {
         "metavar": option.metavar,
         "parser": option.parser and parser(option.parser),
@@ -167,7 +167,7 @@ def _parameter(kind: Any, name: str, hint: Any, option: Option, help: str, shown
 
 
 def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without `None` and without what is said of it; and that."""
+    """Return a type without `None` and annotations, and its annotations."""
     extras: tuple[Any, ...] = ()
     while get_origin(hint) in (Annotated, Union, UnionType):
         if get_origin(hint) is Annotated:
@@ -185,7 +185,7 @@ def _is_declaration(kind: Any) -> bool:
 
 
 def _default(kind: Any, name: str) -> Any:
-    """A field's default; `Parameter.empty` if it has none."""
+    """Return a field's default, `Parameter.empty` if it has none."""
     if models := getattr(kind, "model_fields", None):
         return Parameter.empty if models[name].is_required() else models[name].get_default(call_default_factory=True)
     declared = kind.__dataclass_fields__[name]
@@ -195,18 +195,18 @@ def _default(kind: Any, name: str) -> Any:
 
 
 def _help(extras: tuple[Any, ...]) -> str:
-    """The description of a field, or the text beside its type."""
+    """Return the description of a field, or the text in its annotation."""
     return next(text for e in extras if (text := e if isinstance(e, str) else getattr(e, "description", None)))
 
 
 def _place(parameter: Parameter) -> tuple[int, int]:
-    """Arguments first, then options by their panel."""
+    """Order arguments first, then options by panel."""
     said = next(e for e in parameter.annotation.__metadata__ if hasattr(e, "rich_help_panel"))
     return isinstance(said, OptionInfo), _PANELS.index(said.rich_help_panel or _PANELS[0])
 
 
 def parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """What reads an option's text; what it refuses by a ValueError is wrong usage."""
+    """Return a parser for typer, which reports a ValueError as wrong usage."""
 
     def parsed(text: str) -> Any:
         try:
@@ -218,9 +218,9 @@ def parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def as_typed(error: Exception, parameters: Iterable[Parameter] = ()) -> str:
-    """An error's message and the limit of the system behind it, if there is one.
+    """Return an error's message, with the system limit behind it if there is one.
 
-    A setting out of range, refused, or given beside another, is called by its option: `--batch-size must be ...`.
+    Settings that are out of range, refused, or in conflict are named by their options: `--batch-size must be ...`.
     """
     infos = ((p.name, e) for p in parameters for e in p.annotation.__metadata__)
     names = {

@@ -1,4 +1,4 @@
-"""`detgen doctor`: what this machine has and lacks. What is looked at is in `detgen.doctor`."""
+"""`detgen doctor`: what this machine has and lacks, by `detgen.doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`detgen export`: a finished run in another form. What it does is in `detgen.export`."""
+"""`detgen export`: a finished run in another format, by `detgen.export`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`detgen models`: the models on this machine, and what each takes in memory."""
+"""`detgen models`: the models on this machine and their memory needs."""
 
 from __future__ import annotations
 

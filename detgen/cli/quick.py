@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from detgen.progress import Progress
     from detgen.show.progress_view import QuietDisplay
 
-_LONGEST = 64 << 20  # bytes of a plain text, as of a line
+_LONGEST = 64 << 20  # bytes of a plain text, as for a line
 _BLOCK = 1 << 16
-_PACKED = ((b"\x1f\x8b", "zcat"), (b"\x28\xb5\x2f\xfd", "zstdcat"))  # how gzip and zstandard files begin
+_PACKED = ((b"\x1f\x8b", "zcat"), (b"\x28\xb5\x2f\xfd", "zstdcat"))  # first bytes of gzip and zstandard files
 
 
 class ReaderLeftError(KeyboardInterrupt):
@@ -29,15 +29,15 @@ class ReaderLeftError(KeyboardInterrupt):
 
 
 def quick(config: RunConfig, prompts: Sequence[str], say: Callable[[str], None]) -> tuple[RunConfig, bool]:
-    """What to run, with prompts that are given here or piped in as plain text; whether their texts alone are printed.
+    """Return the configuration with prompts from `--prompt` or piped plain text, and whether to print only their texts.
 
     Args:
-        config: what was asked for otherwise.
-        prompts: those of `--prompt`.
-        say: is told if several lines of standard input are one prompt.
+        config: the configuration so far.
+        prompts: the prompts of `--prompt`.
+        say: receives a message if several lines of standard input are one prompt.
 
     Raises:
-        RunError: prompts are given twice, or what is piped in cannot be a prompt.
+        RunError: if prompts are given twice, or the piped input cannot be a prompt.
     """
     if prompts and config.prompts != "-":
         raise RunError("PROMPTS and --prompt cannot be given together; leave one of them out")
@@ -55,7 +55,7 @@ def quick(config: RunConfig, prompts: Sequence[str], say: Callable[[str], None])
     return replace(config, piped=io.BytesIO(lines.encode())), config.output is None
 
 
-_BLANK = b" \t\r\n\f\v\xef\xbb\xbf"  # with a byte order mark
+_BLANK = b" \t\r\n\f\v\xef\xbb\xbf"  # including the bytes of a byte order mark
 
 
 def _piped() -> BinaryIO | None:
@@ -63,7 +63,7 @@ def _piped() -> BinaryIO | None:
 
 
 def _beginning(stream: BinaryIO) -> bytes:
-    """What a stream begins with, up to some bytes that are not blank; all of it if there are none."""
+    """Read the beginning of a stream, up to a block that is not blank, or all of it."""
     blocks = []
     while block := stream.read1(_BLOCK):  # type: ignore[attr-defined]
         blocks.append(block)
@@ -73,19 +73,19 @@ def _beginning(stream: BinaryIO) -> bytes:
 
 
 class _Joined:
-    """A stream of which the beginning has been read already."""
+    """A stream whose beginning has already been read."""
 
     def __init__(self, beginning: bytes, rest: BinaryIO) -> None:
         self._beginning, self._rest = beginning, rest
 
     def read(self, size: int) -> bytes:
-        """Up to so many bytes; none at the end."""
+        """Read up to so many bytes; none at the end."""
         beginning, self._beginning = self._beginning[:size], self._beginning[size:]
         return beginning or self._rest.read(size)
 
 
 def _plain_text(beginning: bytes, stream: BinaryIO) -> str:
-    """All of a stream as one prompt, without the line break that `echo` and editors put at the end."""
+    """Read all of a stream as one prompt, without the line break that `echo` and editors put at the end."""
     data = beginning + stream.read(_LONGEST + 1 - len(beginning))
     if len(data) > _LONGEST:
         raise RunError("the plain text on standard input is longer than 64 MiB; pipe JSON lines, or name a file")
@@ -103,10 +103,10 @@ def _plain_text(beginning: bytes, stream: BinaryIO) -> str:
 def to_standard_output(
     config: RunConfig | ScoreConfig, display: QuietDisplay, *, bare: bool
 ) -> Iterator[tuple[RunConfig | ScoreConfig, Following]]:
-    """What to run, in a temporary folder, and the observer that prints its lines, or the texts alone if `bare`.
+    """Yield the configuration with a temporary folder, and the observer that prints its lines, or only texts if `bare`.
 
     Raises:
-        RunError: standard output is closed, or something is asked for that it cannot take.
+        RunError: if standard output is closed, or an option does not fit it.
     """
     if isinstance(config, RunConfig) and config.output_format != "jsonl":
         raise RunError("--output-format openai writes a file to a folder; name one with --output DIR")
@@ -120,17 +120,17 @@ def to_standard_output(
             yield replace(config, output=folder), Following(display, folder / "outputs.jsonl", bare=bare)
         except Exception as error:
             if notes := getattr(error, "__notes__", None):
-                notes.clear()  # they say where what was kept is
+                notes.clear()  # they tell where the run is kept
             raise
 
 
 class Following:
-    """An `Observer` that copies the lines of a growing file to standard output, and shows all else on a display.
+    """An `Observer` that copies the lines of a growing file to standard output, and shows everything else on a display.
 
     Args:
-        display: for progress and messages.
-        path: of the file.
-        bare: print the texts of the lines alone.
+        display: shows progress and messages.
+        path: path of the file.
+        bare: whether to print only the texts of the lines.
     """
 
     def __init__(self, display: QuietDisplay, path: Path, *, bare: bool) -> None:
@@ -139,16 +139,16 @@ class Following:
         self.message, self.stage = display.message, display.stage
 
     def progress(self, progress: Progress) -> None:
-        """Copy what is new, and show it."""
+        """Copy new lines, and show the progress."""
         self.follow()
         self._display.progress(progress)
 
     def follow(self) -> None:
-        """Copy all whole lines that are new.
+        """Copy all complete new lines.
 
         Raises:
-            ReaderLeftError: their reader has gone.
-            RunError: they cannot be written.
+            ReaderLeftError: if their reader has gone.
+            RunError: if they cannot be written.
         """
         with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._copied)
@@ -162,7 +162,7 @@ class Following:
 
     @staticmethod
     def _line(begun: bytes, file: BinaryIO) -> bytes:
-        """A line that is longer than a block; nothing if it is not written yet."""
+        """Return a line that is longer than a block; empty if it is incomplete."""
         line = begun + file.readline()
         return line if line.endswith(b"\n") else b""
 
@@ -181,7 +181,7 @@ class Following:
 
 
 def _text_of(line: bytes) -> str:
-    """The text of an output line, ended by a line break; nothing if it is an error."""
+    """Return the text of an output line with a line break; "" for an error."""
     record = json.loads(line)
     text = record.get("prompt", "") + record["text"] if "text" in record else ""
     return text if text.endswith("\n") or not text else f"{text}\n"

@@ -1,4 +1,4 @@
-"""`detgen report`: draws a run that is already there. What it does is in `detgen.report`."""
+"""`detgen report`: a page about an existing run, by `detgen.report`."""
 
 from __future__ import annotations
 

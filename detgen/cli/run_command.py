@@ -1,7 +1,7 @@
 """`detgen run` and `detgen score`: prompts in, a folder of outputs out, or standard output.
 
-What they do is in `detgen.run`, how it looks in `detgen.show`. The commands import both when they are called, since
-they bring the engine and rich, and `--help` works without them.
+`detgen.run` does the work, `detgen.show` shows the results. The commands import both when they are called, since they
+import the engine and rich, which `--help` does not need.
 """
 
 from __future__ import annotations
@@ -102,14 +102,14 @@ def go(
     bare: bool = False,
     status_file: Path | None = None,
 ) -> int:
-    """Run or score, and show how it ended; the exit status.
+    """Run or score, and show how it ended. Return the exit status.
 
     Args:
-        config: what to run.
+        display: shows messages and progress.
         display: is told how it goes.
         strict: whether a single error is a failure.
-        bare: whether texts are printed, and nothing kept.
-        status_file: is kept up to date meanwhile; None for no file.
+        bare: whether only texts are printed and nothing is kept.
+        status_file: file for the run's progress, if any.
     """
     kept = not bare and str(config.output) != "-"
     summary = None
@@ -125,12 +125,12 @@ def go(
     except ReaderLeftError:
         return DONE
     except KeyboardInterrupt:
-        pass  # ends as an interruption of the generation does
+        pass  # ends like an interruption of the generation
     return conclude(summary, display, strict=strict, kept=kept)
 
 
 def watched(config: RunConfig | ScoreConfig, observer: Observer, status_file: Path | None) -> RunSummary:
-    """Run or score, and keep the status file up to date, if there is one."""
+    """Run or score, and keep any status file up to date."""
     from detgen.run import run
     from detgen.show.status_file import StatusFile
 
@@ -143,7 +143,7 @@ def watched(config: RunConfig | ScoreConfig, observer: Observer, status_file: Pa
 
 
 def conclude(summary: RunSummary | None, display: QuietDisplay, *, strict: bool, kept: bool) -> int:
-    """Show how a run ended; the exit status. No summary is an interruption."""
+    """Show how a run ended. Return the exit status. None is an interruption."""
     display.close()
     if summary is None or summary.status == "interrupted":
         if kept:
@@ -166,12 +166,12 @@ def conclude(summary: RunSummary | None, display: QuietDisplay, *, strict: bool,
 
 
 def same_command() -> str:
-    """What was typed, without `--overwrite`, which would start over instead of resuming."""
+    """Return the command that was typed, without `--overwrite`, which would start over instead of resuming."""
     return " ".join(["detgen", *(_quoted(word) for word in sys.argv[1:] if word != "--overwrite")])
 
 
 def _quoted(word: str) -> str:
-    """A word as a shell takes it; with characters that cannot be shown, as Bash, Zsh and newer shells do: $'...'."""
+    """Quote a word for a shell; if it has unprintable characters, as $'...' for Bash, Zsh and newer shells."""
     if word.isprintable():
         return shlex.quote(word)
     shown = "".join(

@@ -1,4 +1,4 @@
-"""`detgen schema`: the form of an input line, for editors and other programs."""
+"""`detgen schema`: the JSON Schema of an input line, for editors and other programs."""
 
 from __future__ import annotations
 

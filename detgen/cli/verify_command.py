@@ -1,6 +1,6 @@
-"""`detgen audit` judges a run that is there, `detgen verify-determinism` tries to break the guarantee.
+"""`detgen audit` judges an existing run, `detgen verify-determinism` tries to break the guarantee.
 
-What they do is in `detgen.verify`.
+Both are implemented in `detgen.verify`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def audit_command(
 
 
 def audit(out: Path, prompts: str | None, engine: EngineConfig, json_file: Path | None, display: QuietDisplay) -> int:
-    """Judge a run and show what was found; the exit status."""
+    """Judge a run and show the findings. Return the exit status."""
     from detgen.verify.replay.claims import check_early
 
     with display:
@@ -122,10 +122,10 @@ def verify_command(
 
 
 def _refuse_ignored(modes: dict[str, Any], others: dict[str, Any]) -> None:
-    """Refuse two modes at once, and options that a mode ignores.
+    """Raise for two modes at once, and for options that a mode ignores.
 
     Raises:
-        typer.BadParameter: naming them.
+        typer.BadParameter: with their names.
     """
     chosen, ignored = ([name for name, value in options.items() if value] for options in (modes, others))
     if len(chosen) > 1:
