@@ -1,8 +1,7 @@
 """Files, standard input and datasets in; requests out.
 
-Everything is streamed: no reader holds more than one record (or one batch of a columnar file). A record that cannot run
-becomes a `BadLine`; only an input that cannot be read at all raises an exception. Tokens are left to
-the engine.
+Everything is streamed: no reader holds more than one record (or one batch of a columnar file). A record that cannot
+run becomes a `BadLine`; only an input that cannot be read at all raises an exception. Tokenizing is left to the engine.
 """
 
 from __future__ import annotations

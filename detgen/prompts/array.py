@@ -1,4 +1,4 @@
-"""A JSON array of any length, cut into its elements without holding more than one of them."""
+"""Split a JSON array of any length into its elements, holding one at a time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import BinaryIO
 
 from detgen.errors import PromptsError
 
-LONGEST = 64 << 20  # bytes of a line, characters of an element or of a row; no context holds as many
+LONGEST = 64 << 20  # bytes of a line, characters of an element or a row; more than any context holds
 _CHUNK = 1 << 16
-_OUTER, _NESTED = re.compile(r'["\[\]{},]'), re.compile(r'["\[\]{}]')  # of an element and within it
+_OUTER, _NESTED = re.compile(r'["\[\]{},]'), re.compile(r'["\[\]{}]')  # marks of an element, and within it
 _QUOTED = re.compile(r'\\.|"', re.DOTALL)
 _SPACE = re.compile(r"[ \t\n\r]*")
 
-# Finds where an element ends; accepts whatever the decoding of the element has to judge.
+# Finds the end of an element; whether its value is valid is judged when it is decoded.
 _SCANNER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 
 # The longest start of a literal or escape that a chunk may cut off, such as "-Infinit" or "\\ud83d\\ude0".
@@ -24,12 +24,12 @@ _CUT = 32
 
 
 def array_elements(file: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
-    """The text of each element of the array in `file`, with its number from 1; empty if it is too long to be held.
+    """Yield each element of the array in `file` as text, with its number from 1; "" if it is too long to hold.
 
-    Bytes that are not UTF-8 become lone surrogates, to be refused with their element.
+    Bytes that are not UTF-8 become lone surrogates, which are refused with their element.
 
     Raises:
-        PromptsError: not an array, or not JSON.
+        PromptsError: if it is not an array, or not JSON.
     """
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
         yield from _elements(_Window(text, name), name)
@@ -62,7 +62,7 @@ def _elements(window: _Window, name: str) -> Iterator[tuple[int, str]]:
 
 
 class _Window:
-    """The part of the text that is held."""
+    """The part of the text that is in memory."""
 
     def __init__(self, file: io.TextIOWrapper, name: str) -> None:
         self._file = file
@@ -73,7 +73,7 @@ class _Window:
         self._ended = False
 
     def peek(self) -> str:
-        """The next character that is not white space; empty at the end."""
+        """Return the next character that is not white space; "" at the end."""
         while True:
             self._at = self._match_space()
             if self._at < len(self._text) or self._ended:
@@ -104,10 +104,10 @@ class _Window:
             self._more()
 
     def _pass_over(self, number: int) -> None:
-        """Go to the end of an element, holding little of it.
+        """Skip to the end of an element, holding little of it.
 
         Raises:
-            PromptsError: it has none.
+            PromptsError: if it has no end.
         """
         depth, quoted, ended = 0, False, False
         while not ended:
@@ -119,7 +119,7 @@ class _Window:
                 self._at = len(self._text) - self._text.endswith("\\", self._at)  # half of an escape
                 self._more()
                 continue
-            if mark[0] in (",", "]", "}") and not depth:  # behind a number
+            if mark[0] in (",", "]", "}") and not depth:  # after a number
                 self._at = mark.start()
                 return
             if mark[0] == '"':
@@ -136,7 +136,7 @@ class _Window:
         return match.end() if match else self._at
 
     def _more(self) -> None:
-        # Doubling what is held keeps the work for a long element linear.
+        # Doubling the buffer keeps the work for a long element linear.
         held = len(self._text) - self._at
         chunk = self._file.read(max(_CHUNK, min(held, LONGEST - held)))
         self._ended = not chunk

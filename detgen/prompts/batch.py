@@ -1,4 +1,4 @@
-"""Requests in the form of the OpenAI batch API, as records of detgen's own form.
+"""Turn requests in the form of the OpenAI batch API into records of detgen's own form.
 
 A line has a `custom_id`, the `method` and `url` of a call, and its `body`, with the prompt and its settings.
 """
@@ -20,9 +20,9 @@ _CONTENT = {_CHATS: "messages", _COMPLETIONS: "prompt"}
 
 
 def is_batch(record: object) -> bool:
-    """Whether a record has the form of a batch request, whole or with parts missing.
+    """Whether a record is a batch request, complete or with parts missing.
 
-    A single key of the form is not enough: other data use these names, too, also beside a prompt.
+    A single key of that form is not enough: other data use these names, too, also beside a prompt.
     """
     if not isinstance(record, dict):
         return False
@@ -33,24 +33,24 @@ def is_batch(record: object) -> bool:
 
 
 def custom_id(record: object) -> str | None:
-    """The id of a batch request; None if it has none, or is no batch request."""
+    """Return the id of a batch request; None if it has none, or is not a batch request."""
     found = record.get("custom_id") if isinstance(record, dict) and is_batch(record) else None
     return found if isinstance(found, str) else None
 
 
 def settings(record: dict[str, Any]) -> dict[str, Any]:
-    """Where a record has its settings: the body of a batch request, else the record itself."""
+    """Return the part of a record with its settings: the body of a batch request, else the record itself."""
     body = record.get("body") if is_batch(record) else None
     return body if isinstance(body, dict) else record
 
 
 def unpack(record: dict[str, Any], defaults: SamplingParams) -> tuple[dict[str, Any], SamplingParams]:
-    """A batch request as a record of detgen's own form, and the defaults of what it does not set.
+    """Return a batch request as a record of detgen's own form, and the defaults for what it does not set.
 
-    Keys that are not settings, such as `model` and `user`, stay in it and become metadata.
+    Keys that are not settings, such as `model` and `user`, stay in the record and become metadata.
 
     Raises:
-        RequestError: it is incomplete, or asks for what detgen does not do.
+        RequestError: if it is incomplete, or asks for something that detgen does not do.
     """
     body = _checked(record)
     others = {name: value for name, value in record.items() if name not in _FORM}
@@ -69,7 +69,7 @@ def unpack(record: dict[str, Any], defaults: SamplingParams) -> tuple[dict[str, 
     check_body(body)
     plain = {**others, **body, "id": record["custom_id"]}
     plain |= _content(url, body)
-    if body.get("top_k") == -1:  # as vLLM turns it off
+    if body.get("top_k") == -1:  # turns it off in vLLM
         plain["top_k"] = 0
     if url == _CHATS:
         defaults = _read_logprobs(plain, defaults)
@@ -77,7 +77,7 @@ def unpack(record: dict[str, Any], defaults: SamplingParams) -> tuple[dict[str, 
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:
-    """The body of a request, whose other parts are checked except for the value of the url."""
+    """Return the body of a request after checking its parts, except the value of the url."""
     for name in _FORM:
         if record.get(name) is None:
             raise RequestError(f"{name} is missing; a batch request has {', '.join(_FORM[:-1])} and body")
@@ -87,7 +87,7 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _url(given: str) -> str:
-    """The url with its version, which some services leave out."""
+    """Return the url with its version, which some services leave out."""
     url = given if given.startswith("/v1/") else f"/v1{given}"
     if url not in _CONTENT:
         raise RequestError(f"url must be {_CHATS} or {_COMPLETIONS}, got {given[:80]!r}")
@@ -95,7 +95,7 @@ def _url(given: str) -> str:
 
 
 def _content(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """What is to be continued, under the name that it has in a record."""
+    """Return the content to continue, under its key in a record."""
     wanted = _CONTENT[url]
     other, place = ("prompt", _COMPLETIONS) if wanted == "messages" else ("messages", _CHATS)
     content = body.get(wanted)
@@ -115,7 +115,7 @@ def _content(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_logprobs(plain: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
-    """Take the number of log-probabilities of a chat from its two keys; false turns off what is the default."""
+    """Read the number of log-probabilities of a chat from its two keys; false overrides the default."""
     wanted, top = plain.get("logprobs"), plain.pop("top_logprobs", None)
     if wanted is not None and not isinstance(wanted, bool):
         raise RequestError(f"logprobs of a chat must be true or false, got {kind(wanted)}; top_logprobs is the number")
@@ -131,7 +131,7 @@ def _read_logprobs(plain: dict[str, Any], defaults: SamplingParams) -> SamplingP
 
 
 class Repeated:
-    """Finds the ids that occur more than once, with eight bytes of memory for each id."""
+    """Finds ids that occur more than once, with eight bytes of memory per id."""
 
     def __init__(self) -> None:
         self._digests = array("Q")
@@ -141,7 +141,7 @@ class Repeated:
         self._digests.append(short_digest(id))
 
     def found(self) -> frozenset[int]:
-        """The digests that came more than once, nearly always those of equal ids."""
+        """Return digests that occur more than once, nearly always those of equal ids."""
         if len(self._digests) < 2:
             return frozenset()
         import numpy as np
@@ -151,5 +151,5 @@ class Repeated:
 
 
 def short_digest(text: str) -> int:
-    """Eight bytes of a text's BLAKE2b digest, as a big-endian number."""
+    """Return eight bytes of a text's BLAKE2b digest as a big-endian number."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())

@@ -1,6 +1,6 @@
-"""Prompts in a dataset: on the Hugging Face hub, or in a local folder.
+"""Prompts in a dataset, on the Hugging Face hub or in a local folder.
 
-The rows of tables become records: each column holds the values of the key that it is named after.
+Rows of tables become records: each column holds the values of the key that it is named after.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from detgen.prompts.kinds import ALIASES, CONTENTS, KEYS
 from detgen.prompts.source import Inspection, Prompts
 
 _NOTHING = object()
-# The type of the values of each key; those of `_STRUCTURES` are lists or objects, or may be.
+# The type of each key's values; those in `_STRUCTURES` are or may be lists or objects.
 _TYPES: dict[str, type] = {name: parameter.kind for name, parameter in PARAMETERS.items()}
 _TYPES |= {alias: _TYPES[name] for alias, name in ALIASES.items()}
 _TYPES |= {"id": str, "prompt": str, "continue_final_message": bool, "parallel_tool_calls": bool}
@@ -35,10 +35,10 @@ _OPTIONS = ("split", "column", "config", "revision")
 
 
 def check_columns(name: str, columns: Iterable[str], column: str | None, remedy: str) -> None:
-    """Make sure that a table has a column of prompts.
+    """Raise if a table has no column of prompts.
 
     Raises:
-        PromptsError: it lacks the column that is named or, if none is, all of the usual ones.
+        PromptsError: if it lacks the named column or, if none is named, all of the usual ones.
     """
     columns = list(columns)
     if column is not None and column not in columns:
@@ -48,14 +48,14 @@ def check_columns(name: str, columns: Iterable[str], column: str | None, remedy:
 
 
 def read_cell(name: str, cell: str) -> object:
-    """A cell of text as a value of its column; what does not parse stays a string, for the check of the key.
+    """Convert a cell of text to a value of its column; one that does not parse stays a string, for the key's check.
 
     Raises:
-        RequestError: it is not UTF-8, or not the JSON that it must be.
+        RequestError: if it is not UTF-8, or not the JSON that it must be.
     """
     try:
         cell.encode()
-    except UnicodeEncodeError:  # what `surrogateescape` let through
+    except UnicodeEncodeError:  # from `surrogateescape`
         raise RequestError("not valid UTF-8") from None
     if name not in KEYS:
         return cell
@@ -67,7 +67,7 @@ def read_cell(name: str, cell: str) -> object:
             return parse_json(cell)
         except RequestError as error:
             if name == "metadata" and not isinstance(error, RepeatedKeyError):
-                return cell  # as any other text that it may hold
+                return cell  # metadata may be any text
             raise RequestError(f"{name}: {error}") from None
     its = _TYPES.get(name)
     if its is bool:
@@ -84,17 +84,17 @@ def read_cell(name: str, cell: str) -> object:
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of typed columns (Parquet, datasets) as JSON-like values.
+    """Convert a row of typed columns (Parquet, datasets) to JSON-like values.
 
-    Dates and decimals become strings, and numbers that are not finite null; what has no JSON form (bytes, images,
-    audio) is left out. A missing number turns a column of integers into floats, which are turned back for parameters.
+    Dates and decimals become strings, numbers that are not finite null; values without a JSON form (bytes, images,
+    audio) are dropped. A missing number turns a column of integers into floats, which are turned back for parameters.
     """
     record = {str(key): value for key, cell in row.items() if (value := _plain(cell)) is not _NOTHING}
     for name in _INTEGERS:
         value = record.get(name)
         if isinstance(value, float) and value.is_integer():
             record[name] = int(value)
-    # Each object has the keys of all of them, null where it lacks one.
+    # In a table, each object has the keys of all objects, null where it lacks one.
     for name in _STRUCTURES - {"metadata"}:
         if name in record:
             record[name] = _without_nulls(record[name])
@@ -128,15 +128,15 @@ def _plain(value: Any) -> Any:
 class DatasetPrompts(Prompts):
     """A dataset, streamed.
 
-    Either `NAME` on the hub, or a folder that `save_to_disk` wrote or that holds data files. After a question mark:
-    `split`, `column` (the one that holds the prompts or chats), `config` and `revision`.
+    Either `NAME` on the hub, or a folder that `save_to_disk` wrote or that holds data files. Options after a question
+    mark: `split`, `column` (the column with the prompts or chats), `config` and `revision`.
     """
 
     def __init__(self, given: str, column: str | None = None) -> None:
-        """Take `given` apart; nothing is loaded yet.
+        """Parse `given`; nothing is loaded yet.
 
         Raises:
-            PromptsError: an unknown option, a folder that does not exist, or two columns of prompts.
+            PromptsError: for an unknown option, a folder that does not exist, or two columns of prompts.
         """
         place, _, query = given.removeprefix("hf://").partition("?")
         self._options = dict(parse_qsl(query, keep_blank_values=True))
@@ -165,10 +165,10 @@ class DatasetPrompts(Prompts):
         )
 
     def inspect(self) -> Inspection:
-        """Identify the dataset: by its files' bytes, or by its commit on the hub.
+        """Identify the dataset by its files' bytes, or by its commit on the hub.
 
         Raises:
-            PromptsError: it cannot be loaded, or holds no prompts.
+            PromptsError: if it cannot be loaded, or holds no prompts.
         """
         if self.path is not None:
             origin: dict[str, str] = {"files": _digest(self.path)}
@@ -185,10 +185,10 @@ class DatasetPrompts(Prompts):
         return Inspection(hashlib.sha256(identity.encode()).hexdigest(), self._count())
 
     def items(self) -> Iterator[tuple[int, Any]]:
-        """Each row, with its number.
+        """Yield each row with its number.
 
         Raises:
-            PromptsError: the dataset, or the rest of it, cannot be read.
+            PromptsError: if the dataset, or the rest of it, cannot be read.
         """
         if self._dataset is None:
             self._dataset = self._load(None)
@@ -196,14 +196,14 @@ class DatasetPrompts(Prompts):
         try:
             for number, row in enumerate(self._dataset, 1):
                 yield number, row
-        except Exception as error:  # datasets raises whatever the builder and the network do
+        except Exception as error:  # datasets passes on any error of builders and network
             raise PromptsError(f"cannot read {self.given} after row {number}: {_reason(error)}") from error
 
     def decode(self, item: Any) -> object:
-        """The row as JSON-like values."""
+        """Return the row as JSON-like values."""
         record = read_row(item)
         if self.column is not None:
-            record.setdefault(self.column, None)  # a cell without a JSON form
+            record.setdefault(self.column, None)  # the cell has no JSON form
         return record
 
     def _load(self, revision: str | None) -> Any:
@@ -240,12 +240,12 @@ class DatasetPrompts(Prompts):
         check_columns(self.given, columns, self.column, remedy=remedy)
 
     def _has_string_ids(self, first: Any) -> bool:
-        """By the type of the column, or its first value: a dataset may be too large to be read twice."""
+        """Judge by the type of the column, or its first value: a dataset may be too large to be read twice."""
         type_ = (getattr(self._dataset, "features", None) or {}).get("id")
         return isinstance(first.get("id"), str) or getattr(type_, "dtype", None) in ("string", "large_string")
 
     def _commit(self) -> str:
-        """The commit that the name stands for now; loading it makes a resumed run read the same rows."""
+        """Return the commit of the name; a resumed run loads it to read the same rows."""
         hub = import_package("huggingface_hub", self.given)
         try:
             info = hub.HfApi().dataset_info(self._place, revision=self._options.get("revision"), timeout=30)
@@ -270,7 +270,7 @@ def _reason(error: Exception) -> str:
 
 
 def _digest(folder: Path) -> str:
-    """Digest of the names and bytes of a folder's files, except hidden ones."""
+    """Return a digest of the names and bytes of a folder's files, except hidden ones."""
     digest = hashlib.sha256()
     try:
         for path in sorted(folder.rglob("*")):

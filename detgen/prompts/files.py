@@ -1,4 +1,4 @@
-"""Prompts in one file that is read from its beginning, compressed or not."""
+"""Prompts in one file, compressed or not, that is read from its beginning."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _COMPRESSED = 256  # bytes of zstandard that are read at a time: four of them ma
 
 @dataclass(eq=False)
 class FilePrompts(Prompts):
-    """A file that may not change while it is read.
+    """A file, which may not change while it is read.
 
     Attributes:
-        compression: "gz", "zst" or nothing.
+        compression: "gz", "zst" or "".
     """
 
     path: Path
@@ -35,10 +35,10 @@ class FilePrompts(Prompts):
     _inspected: tuple[int, int] | None = None
 
     def inspect(self) -> Inspection:
-        """Read the file, to count and digest it.
+        """Read the file to count and digest it.
 
         Raises:
-            PromptsError: it cannot be read, or holds no prompts.
+            PromptsError: if it cannot be read, or holds no prompts.
         """
         with self._reading():
             self._inspected = self._stamp()
@@ -50,10 +50,10 @@ class FilePrompts(Prompts):
         return Inspection(sha256, count)
 
     def check_unchanged(self) -> None:
-        """Make sure that what was read is what was inspected.
+        """Raise if the file changed after it was inspected.
 
         Raises:
-            PromptsError: the file changed in between.
+            PromptsError: if so.
         """
         with self._reading():
             if self._inspected is not None and self._stamp() != self._inspected:
@@ -62,24 +62,24 @@ class FilePrompts(Prompts):
                 )
 
     def items(self) -> Iterator[tuple[int, Any]]:
-        """Each record, not decoded, with its number.
+        """Yield each record, not decoded, with its number.
 
         Raises:
-            PromptsError: the file, or the rest of it, cannot be read.
+            PromptsError: if the file, or the rest of it, cannot be read.
         """
         with self._reading(), self.path.open("rb") as file:
             yield from self.cut(self._decompressed(file))
 
     @abstractmethod
     def cut(self, file: BinaryIO) -> Iterator[tuple[int, Any]]:
-        """Cut a stream into items with their numbers; an empty item stands for one that is too long to be held."""
+        """Split a stream into items with their numbers; an empty item stands for one that is too long to hold."""
 
     def may_have(self, key: str, item: Any) -> bool:
-        """Whether the record of an item may have this key; quicker than `decode`, and right if it says no."""
+        """Whether an item's record may have this key; quicker than `decode`, and reliable if false."""
         return False
 
     def count(self) -> int:
-        """The number of records; finds out about their ids."""
+        """Return the number of records; also note what ids they have."""
         count, ids = 0, Repeated()
         for _, item in self.items():
             count += 1
@@ -113,17 +113,17 @@ class FilePrompts(Prompts):
 
 
 def zst_blocks(file: BinaryIO, given: str) -> Iterator[bytes]:
-    """What a file compressed by zstandard holds, in blocks of up to 128 KiB or a few of them.
+    """Decompress a zstandard file in blocks of up to 128 KiB, or a few of them.
 
     Args:
-        file: the compressed bytes.
-        given: what an error calls the file.
+        file: the compressed file.
+        given: name of the file in errors.
 
     Raises:
-        zlib.error: it is damaged, behind what was yielded.
-        EOFError: it ends in the middle, likewise.
+        zlib.error: if it is damaged, after the valid part was yielded.
+        EOFError: if it is truncated, likewise.
     """
-    # zstandard's own stream reader takes a truncated file for a whole one.
+    # zstandard's own stream reader accepts truncated files.
     zstandard = import_package("zstandard", given)
     decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = None
@@ -143,7 +143,7 @@ def zst_blocks(file: BinaryIO, given: str) -> Iterator[bytes]:
 
 
 class _Blocks(io.RawIOBase):
-    """A file made of the blocks of an iterator."""
+    """A file that consists of the blocks of an iterator."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
@@ -162,10 +162,10 @@ class _Blocks(io.RawIOBase):
 
 
 def import_package(module: str, given: str) -> Any:
-    """A module that only some inputs need.
+    """Import a module that only some inputs need.
 
     Raises:
-        PromptsError: it is not installed.
+        PromptsError: if it is not installed.
     """
     try:
         return importlib.import_module(module)

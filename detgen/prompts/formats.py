@@ -1,6 +1,6 @@
-"""The forms of a file: how it is cut into records, and the value of a record; which reader an input has by its name.
+"""The formats of a file: how it is split into records, how they are decoded, and which reader a name means.
 
-Cutting is separate from decoding, so that counting the prompts of a file is cheap.
+Splitting is separate from decoding, so that counting the prompts of a file is cheap.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from detgen.prompts.json_text import parse_json
 from detgen.prompts.kinds import CONTENTS
 from detgen.prompts.source import Prompts
 
-_Row = tuple[list[str], list[str] | csv.Error]  # the names of the columns, and the cells or why there are none
+_Row = tuple[list[str], list[str] | csv.Error]  # names of the columns, and the cells or why there are none
 
 _TOO_LONG = "longer than 64 MiB, the most that is read; shorten the prompt, or divide it"
-_PART = 1 << 20  # of a line that is passed over
+_PART = 1 << 20  # bytes of a skipped line that are read at a time
 _BOM = b"\xef\xbb\xbf"
 _QUOTED = {key: f'"{key}"'.encode() for key in ("id", "custom_id")}
-_ESCAPED_LETTER = re.compile(rb"\\u00[567]")  # of the name of a key
+_ESCAPED_LETTER = re.compile(rb"\\u00[567]")  # in the name of a key
 _DELIMITERS = {"csv": (",", "comma"), "tsv": ("\t", "tab")}
 _RENAME = "or name it with --prompt-column"
 
 
 class TextLines(FilePrompts):
-    """A prompt a line, as it is."""
+    """Plain text, a prompt per line."""
 
     def cut(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        """The lines that are not blank."""
+        """Yield the lines that are not blank."""
         for number in count(1):
             line = file.readline(LONGEST + 1)
             if not line:
@@ -53,15 +53,15 @@ class TextLines(FilePrompts):
                 yield number, line.rstrip(b"\r\n")
 
     def decode(self, item: Any) -> object:
-        """The prompt of a line."""
+        """Return the prompt of a line."""
         return {"prompt": _text(item)}
 
 
 class JsonLines(TextLines):
-    """A JSON text a line."""
+    """JSON lines."""
 
     def decode(self, item: Any) -> object:
-        """The value of a JSON text."""
+        """Return the value of a JSON text."""
         return parse_json(_text(item))
 
     def may_have(self, key: str, item: bytes) -> bool:
@@ -73,20 +73,20 @@ class JsonArray(JsonLines):
     """A JSON array of records, or of prompts."""
 
     def cut(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        """The text of each element."""
+        """Yield the text of each element."""
         return ((n, text.encode("utf-8", "surrogateescape")) for n, text in array_elements(file, self.given))
 
     def decode(self, item: Any) -> object:
-        """The value of an element."""
+        """Return the value of an element."""
         value = super().decode(item)
         return {"prompt": value} if isinstance(value, str) else value
 
 
 class Table(FilePrompts):
-    """CSV or TSV, the names of the columns in the first line."""
+    """CSV or TSV, with the names of the columns in the first line."""
 
     def cut(self, file: BinaryIO) -> Iterator[tuple[int, _Row]]:
-        """The rows, each with the header; a row's number is that of the line it starts on."""
+        """Yield each row with the header; a row's number is the line on which it begins."""
         csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the default of 128 KiB
         with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
             lines = _RowLines(text, self.given)
@@ -109,7 +109,7 @@ class Table(FilePrompts):
                     yield line, (header, row)
 
     def decode(self, item: _Row) -> object:
-        """A row's cells as values of their columns."""
+        """Return a row's cells as values of their columns."""
         header, row = item
         if isinstance(row, csv.Error):
             raise RequestError(f"not valid CSV: {row}")
@@ -118,11 +118,11 @@ class Table(FilePrompts):
             raise RequestError(f"{len(row)} cells under {len(header)} columns; quote a cell that holds a {delimiter}")
         record: dict[str, Any] = {name: read_cell(name, cell) for name, cell in zip(header, row, strict=False)}
         if all(record.get(name) is None for name in CONTENTS):
-            record["prompt"] = ""  # an empty cell means the default elsewhere, here an empty prompt
+            record["prompt"] = ""  # elsewhere an empty cell means the default, here an empty prompt
         return record
 
     def may_have(self, key: str, item: _Row) -> bool:
-        """Whether there is such a column."""
+        """Whether there is a column of this name."""
         return key in item[0]
 
 
@@ -130,17 +130,17 @@ class Parquet(FilePrompts):
     """A Parquet file, read a batch of rows at a time."""
 
     def cut(self, file: BinaryIO) -> Iterator[tuple[int, Any]]:
-        """The rows."""
+        """Yield the rows."""
         with self._table(file) as table:
             batches = table.iter_batches(batch_size=1024)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
 
     def decode(self, item: Any) -> object:
-        """The row as JSON could carry it."""
+        """Return the row as JSON-like values."""
         return read_row(item)
 
     def count(self) -> int:
-        """The number of rows, which the file itself says; of the rest, only ids are read."""
+        """Return the number of rows from the file's metadata; only ids are read."""
         with self.path.open("rb") as file, self._table(file) as table:
             columns = table.schema_arrow.names
             check_columns(self.given, columns, self.column, f"rename the one that holds the prompts, {_RENAME}")
@@ -159,7 +159,7 @@ class Parquet(FilePrompts):
             raise PromptsError(f"{self.given} is not a Parquet file that can be read: {error}") from None
 
 
-# By the ending of a file's name.
+# Readers by file name extension.
 FORMATS: dict[str, Callable[..., FilePrompts]] = {
     "jsonl": JsonLines,
     "ndjson": JsonLines,
@@ -172,14 +172,14 @@ FORMATS: dict[str, Callable[..., FilePrompts]] = {
 
 
 class _RowLines:
-    """The lines of a table, of which one row is held at a time.
+    """The lines of a table, of which one row is in memory at a time.
 
     Args:
         text: the table.
-        name: what errors call it.
+        name: name of the table in errors.
 
     Attributes:
-        held: characters of the row that is read.
+        held: number of characters of the current row.
     """
 
     def __init__(self, text: io.TextIOWrapper, name: str) -> None:
@@ -190,10 +190,10 @@ class _RowLines:
         return self
 
     def __next__(self) -> str:
-        """The next line.
+        """Return the next line.
 
         Raises:
-            PromptsError: the row is too long; where it ends is not known, since line breaks may be quoted.
+            PromptsError: if the row is too long; its end is unknown, since line breaks may be quoted.
         """
         line = self._text.readline(LONGEST - self.held + 1)
         if not line:
@@ -218,14 +218,14 @@ _NAME = re.compile(rf"(.+)\.({'|'.join(FORMATS)})(?:(?<!parquet)\.(gz|zst))?", r
 
 
 def open_prompts(given: str, column: str | None = None) -> Prompts:
-    """The reader of a file, a folder or a dataset on the hub. Nothing is read yet.
+    """Return the reader of a file, a folder or a dataset on the hub. Nothing is read yet.
 
     Args:
         given: the path, or "hf://...".
-        column: the key or column that holds the prompts, if it has another name than usual.
+        column: the key or column with the prompts, if its name is not a usual one.
 
     Raises:
-        PromptsError: there is no such file, no reader for it, or it has no columns.
+        PromptsError: if there is no such file, no reader for it, or it has no columns.
     """
     if given.startswith("hf://"):
         return DatasetPrompts(given, column)
@@ -234,11 +234,11 @@ def open_prompts(given: str, column: str | None = None) -> Prompts:
         if path.is_dir() or (not path.exists() and Path(given.partition("?")[0]).is_dir()):
             return DatasetPrompts(given, column)
         found = path.exists()
-    except OSError as error:  # such as a prompt, too long for a file name
+    except OSError as error:  # such as a prompt, which is too long for a file name
         raise PromptsError(f"cannot read {given}: {error.strerror}; name a file with prompts in it") from None
     if not found:
         raise PromptsError(f"there is no file {given}")
-    if not path.is_file():  # a pipe would be empty when it is read again
+    if not path.is_file():  # a pipe would be empty when read again
         raise PromptsError(f"{given} is not a regular file; pass - and pipe to stdin")
     if (name := _NAME.fullmatch(path.name)) is None:
         raise PromptsError(
@@ -253,5 +253,5 @@ def open_prompts(given: str, column: str | None = None) -> Prompts:
 
 
 def spooled_prompts(path: Path, column: str | None = None) -> Prompts:
-    """The reader of what was piped to standard input and kept in `path`; `column` is as `open_prompts` takes it."""
+    """Return the reader of standard input that was kept in `path`; `column` as for `open_prompts`."""
     return JsonLines("standard input", "stdin", "stdin", "jsonl", path, column)

@@ -1,4 +1,4 @@
-"""The value of a JSON text, read equally strictly by every version of Python."""
+"""Parse JSON texts equally strictly in every version of Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from detgen.errors import RequestError
 from detgen.params import shown
 
-# Half of the depth that Python reads, so that the error of a record does not depend on the depth of the caller.
+# Half of the depth that Python reads, so that the error for a record does not depend on the depth of the caller.
 _DEEPEST = 500
 _BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
@@ -19,18 +19,18 @@ class RepeatedKeyError(RequestError):
     """A key is given twice.
 
     Attributes:
-        value: of the whole text, in which the last value of the key counts.
+        value: value of the whole text, in which the last value of the key counts.
     """
 
     value: Any = None
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
-        RepeatedKeyError: a key is given twice.
-        RequestError: not valid JSON, or a value that JSON output could not carry.
+        RepeatedKeyError: if a key is given twice.
+        RequestError: if it is not valid JSON, or has a value that JSON output could not hold.
     """
     if _too_deep(text):
         raise RequestError("not valid JSON: nested too deeply")
@@ -53,7 +53,7 @@ def parse_json(text: str) -> Any:
 
 
 def _too_deep(text: str) -> bool:
-    """Whether a text is nested so deeply that it depends on the caller's own depth whether Python can read it."""
+    """Whether a text is nested so deeply that reading it might fail, depending on the caller's own depth."""
     if text.count("[") + text.count("{") <= _DEEPEST:
         return False
     depth = 0
@@ -88,4 +88,4 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object)
-_LENIENT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)  # takes the last value of a key
+_LENIENT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)  # the last value of a key counts

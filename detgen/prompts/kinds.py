@@ -1,7 +1,7 @@
-"""The kinds of a JSON line, each declared once: what its keys hold, and what is said if they hold something else.
+"""The kinds of a JSON line, each declared once: its keys, their values, and the errors for other values.
 
-The sampling parameters, which any kind may have beside its own keys, are declared in `detgen/params.py`. A key may be
-null, as if it were not there.
+Sampling parameters, which any kind may have beside its own keys, are declared in `detgen/params.py`. A null key counts
+as missing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MessageOfCalls(TypedDict):
 
 
 def _form(message: Any) -> str:
-    """Which of the three forms a message must have; the brackets tell it from a key in the location of an error."""
+    """Return which of the three forms a message must have; brackets distinguish it from keys in an error's location."""
     if not isinstance(message, dict):
         return "<text>"
     content = message.get("content")
@@ -146,10 +146,10 @@ class ScoredCompletions(TypedDict):
     ]
 
 
-# What continues a prompt, by the key that holds it; a line has one of them.
+# What a prompt consists of, by the key that holds it; a line has one of them.
 CONTENTS = {"prompt": TextLine, "messages": ChatLine, "prompt_token_ids": TokensLine}
 SCORED = {"text": ScoredText, "completion": ScoredCompletion, "completions": ScoredCompletions}
-# The other keys of a chat, each with the value that asks for nothing.
+# The other keys of a chat, each with its neutral value.
 CHAT_KEYS: dict[str, Any] = {
     "tools": [],
     "tool_choice": "auto",
@@ -159,7 +159,7 @@ CHAT_KEYS: dict[str, Any] = {
     "continue_final_message": False,
 }
 assert CHAT_KEYS.keys() == ChatLine.__annotations__.keys() - {*Line.__annotations__, *CONTENTS}
-# The names of parameters in a line: other names, and all keys that decide something of a request.
+# Other names of parameters in a line, and all keys that affect a request.
 ALIASES = {alias: name for name, parameter in PARAMETERS.items() for alias in parameter.aliases}
 KEYS = frozenset({*CONTENTS, *Line.__annotations__, *CHAT_KEYS, *PARAMETERS, *ALIASES, *FORMS})
 
@@ -178,7 +178,7 @@ _WORDS = {
     dict: "an object",
 }
 
-# What values must be, by the place of an error, or by pydantic's name of it.
+# What values must be, by the place of an error or pydantic's name for it.
 _NEEDED = {
     "id": "a string or a whole number",
     "prompt_token_ids": "a list of whole numbers",
@@ -215,7 +215,7 @@ def check(key: str, line: dict[str, Any]) -> None:
 
 
 def _said(error: ValidationError, line: dict[str, Any]) -> str:
-    """What is said of the first thing that is wrong with a line."""
+    """Return the message for the first error of a line."""
     first = error.errors(include_url=False)[0]
     why, place = first["type"], ""
     value: Any = line
@@ -236,12 +236,12 @@ def _said(error: ValidationError, line: dict[str, Any]) -> str:
 
 
 def kind(value: object) -> str:
-    """What a JSON value is, in words."""
+    """Return the type of a JSON value in words."""
     return _WORDS.get(type(value), type(value).__name__)
 
 
 def check_depth(name: str, value: object) -> None:
-    """Refuse what is nested too deeply to be written.
+    """Raise if a value is nested too deeply to be written.
 
     Raises:
         RequestError: naming the limit.

@@ -14,19 +14,19 @@ from detgen.prompts.batch import is_batch, settings, short_digest
 from detgen.prompts.kinds import CONTENTS, KEYS
 from detgen.prompts.unsupported import OTHER_NAMES, UNSUPPORTED
 
-# A typing error nearly always keeps the first letter. A name of at least so many letters may differ by so many edits.
-# Shorter names are too close to words of their own ("step" beside "stop"): only slips count there.
+# A typing error nearly always keeps the first letter. Names of at least so many letters may differ by so many edits.
+# Shorter names are too close to other words ("step" and "stop"), so only slips count.
 _EDITS = ((11, 2), (6, 1))
-# Names of metadata that are one edit away from a key.
+# Common names of metadata that are one edit away from a key.
 _ORDINARY = frozenset({"logprob"})
-_PLACES = 1 << 16  # 512 KiB each time
-_KEYS = 100  # misspelt keys that are counted one by one
+_PLACES = 1 << 16  # 512 KiB per table
+_KEYS = 100  # misspelt keys that are counted separately
 _SHOWN = 3
 
 
 @lru_cache(maxsize=4096)
 def misspelt(key: str) -> str | None:
-    """The key that an unknown one was probably meant to be; None if it looks like a name of its own."""
+    """Return the key that an unknown one was probably meant to be; None if it looks like a name of its own."""
     if key in KEYS or key in UNSUPPORTED or key in OTHER_NAMES or key in _ORDINARY or len(key) > _LONGEST:
         return None
     letters = _letters(key)
@@ -36,12 +36,12 @@ def misspelt(key: str) -> str | None:
 
 
 def _letters(name: str) -> str:
-    """What is left of a name without capitals and separators: "topP" becomes the same as "top_p"."""
+    """Return a name without capitals and separators: "topP" and "top_p" become the same."""
     return re.sub(r"[\s_-]", "", name).lower()
 
 
-# An error says so already where the key of the prompt is misspelt; `id` and `n` are too short to be close to anything;
-# and short names of what is refused are everyday words.
+# A misspelt key of the prompt is an error already; `id` and `n` are too short to be close to anything; and short names
+# of unsupported keys are everyday words.
 _MISSPELT = {
     known: _letters(known)
     for known in sorted(
@@ -61,14 +61,14 @@ def _near(name: str, known: str) -> bool:
 
 
 def _slips(known: str) -> Iterator[str]:
-    """The name with a letter doubled, or with two letters swapped."""
+    """Yield the name with a letter doubled or two letters swapped."""
     for i, letter in enumerate(known):
         yield known[:i] + letter + known[i:]
         yield known[:i] + known[i + 1 : i + 2] + letter + known[i + 2 :]
 
 
 def _edits(a: str, b: str, most: int) -> int:
-    """Letters to insert, delete, replace or swap with their neighbour to turn one name into the other; or > `most`."""
+    """Return how many edits (insert, delete, replace or swap letters) two names differ by, or a number above `most`."""
     if abs(len(a) - len(b)) > most:
         return most + 1
     before: list[int] = []
@@ -91,16 +91,16 @@ class _Count:
 
 
 class Notices:
-    """Looks at records and requests as they are read.
+    """Examines records and requests as they are read.
 
-    Its memory is bounded, however long the input is. What repeats the request just before is always noticed, what
-    repeats one of the last ten thousand nearly always.
+    Its memory is bounded, however long the input is. A repetition of the request just before is always noticed, of one
+    of the last ten thousand nearly always.
 
     Args:
-        name: of the input, before line numbers.
-        say: takes a line of text.
-        seed_per_line: whether lines have seeds of their own already.
-        model: the name of the model that runs; None if it is not known.
+        name: name of the input, before line numbers.
+        say: receives notices, lines of text.
+        seed_per_line: whether lines already have seeds of their own.
+        model: name of the model that runs, or None.
     """
 
     def __init__(self, name: str, say: Callable[[str], None], *, seed_per_line: bool, model: str | None = None) -> None:
@@ -112,7 +112,7 @@ class Notices:
         self._ids: _Seen | None = _Seen()
 
     def record(self, record: object, line: int) -> None:
-        """Count the keys of a record that look misspelt; say once that a batch request asks for another model."""
+        """Count a record's keys that look misspelt; report once that a batch request asks for another model."""
         if not isinstance(record, dict):
             return
         if self._model is not None and is_batch(record):
@@ -131,7 +131,7 @@ class Notices:
             self._say(f"{self._name}:{line} asks for the model {asked}; --target decides, and all lines run on {model}")
 
     def request(self, request: Request) -> None:
-        """Say once that a request was there before, and once that its id was."""
+        """Report once that a request is repeated, and once that an id is."""
         place = f"{self._name}:{request.line}"
         if self._ids is not None and self._ids.again(request.id):
             self._ids = None
@@ -149,7 +149,7 @@ class Notices:
             )
 
     def end(self) -> None:
-        """Say which keys look misspelt."""
+        """Report the keys that look misspelt."""
         counts = sorted(self._misspelt.items(), key=lambda item: (-item[1].lines, item[1].first))
         shown = [
             f"{key} in {count.lines:,} (first in {self._name}:{count.first}; did you mean {count.meant}?)"
@@ -167,13 +167,13 @@ class Notices:
 
 
 class _Seen:
-    """Remembers what it was shown, in a table of fixed size in which the new drives out the old."""
+    """Remembers values in a table of fixed size, in which new ones replace old ones."""
 
     def __init__(self) -> None:
         self._table = array("Q", bytes(8 * _PLACES))
 
     def again(self, value: Any) -> bool:
-        """Whether it was shown before; remembers it."""
+        """Return whether a value was seen before, and remember it."""
         digest = short_digest(repr(value))
         place = digest % _PLACES
         found = self._table[place] == digest
@@ -182,7 +182,7 @@ class _Seen:
 
 
 def _asked(request: Request) -> tuple[Any, ...]:
-    """Everything that decides a sample."""
+    """Return everything that decides a sample."""
     calls = (request.tools, request.tool_choice, request.parallel_tool_calls)
     chat = (*calls, request.chat_template_kwargs, request.continue_final_message)
     return request.prompt, request.messages, request.token_ids, chat, request.params

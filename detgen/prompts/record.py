@@ -1,4 +1,4 @@
-"""One decoded record in, a checked request to generate or to score out."""
+"""Turn decoded records into checked requests to generate or to score."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class BadLine:
     Attributes:
         index: place in the input, from 0.
         line: line or record number, from 1.
-        id: the record's own id where it could be read, else the line number.
-        error: the reason; in what `Prompts.read` gives, behind the place.
+        id: the record's own id if it could be read, else the line number.
+        error: the reason; from `Prompts.read`, with the place before it.
         metadata: the record's other keys.
     """
 
@@ -38,14 +38,14 @@ class BadLine:
 def parse_record(
     record: object, *, index: int, line: int, number: str | int, defaults: SamplingParams
 ) -> Request | BadLine:
-    """The request that a record describes, or why it cannot run.
+    """Return the request that a record describes, or why it cannot run.
 
     Args:
         record: any value.
         index: place in the input, from 0.
         line: line or record number, from 1.
-        number: the record's id if it has none of its own.
-        defaults: the parameters that the record does not set.
+        number: the id for a record that has none.
+        defaults: parameters that the record does not set.
     """
     identity: str | int = number
     metadata: dict[str, Any] = {}
@@ -67,21 +67,21 @@ def parse_record(
 
 
 def parse_score(record: object, *, texts: bool = False, **place: Any) -> Request | BadLine:
-    """The request to score that a record describes, or why it cannot run.
+    """Return the request to score that a record describes, or why it cannot run.
 
-    Sampling parameters decide nothing of a score and become metadata, as unknown keys do.
+    Sampling parameters have no effect on a score and become metadata, like unknown keys.
 
     Args:
-        record: has `prompt`, `messages` or `prompt_token_ids` with `completion` or `completions`, or `text`.
-        texts: whether a prompt without completions is a text to be scored as a whole.
-        place: as `parse_record` takes it.
+        record: `prompt`, `messages` or `prompt_token_ids` with `completion` or `completions`, or `text`.
+        texts: whether a prompt without completions is a text to score as a whole.
+        place: as for `parse_record`.
     """
     if not isinstance(record, dict):
         return parse_record(record, **place)
     settings = {key: value for key, value in record.items() if key in (*PARAMETERS, *ALIASES, *FORMS)}
     asked = {key: value for key, value in record.items() if key not in SCORED and key not in settings}
     if record.get("text") is not None and not any(asked.get(key) for key in CONTENTS):
-        asked["prompt"] = "text"  # any will do: what holds for all lines is judged, and then the text
+        asked["prompt"] = "text"  # any prompt will do: only what holds for all lines is checked here, and then the text
     found = parse_record(asked, **place)
     if metadata := {**settings, **found.metadata}:
         found = replace(found, metadata=metadata)
@@ -107,7 +107,7 @@ def _identity(record: dict[str, Any], number: str | int) -> str | int:
 
 
 def _metadata(record: dict[str, Any]) -> dict[str, Any]:
-    """The unknown keys, and those of the object `metadata`; if that is no object, it is an unknown key, too."""
+    """Return the unknown keys and those of the object `metadata`, itself an unknown key if it is not an object."""
     metadata = {key: value for key, value in record.items() if key not in KEYS}
     own = record.get("metadata")
     check_depth("", metadata)
@@ -125,7 +125,7 @@ def _metadata(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(record: dict[str, Any]) -> dict[str, Any]:
-    """What is to be continued, as fields of `Request`."""
+    """Return the content to continue as fields of `Request`."""
     given = [key for key in CONTENTS if record.get(key) is not None]
     if not given:
         raise RequestError("neither prompt nor messages is given")
@@ -163,12 +163,12 @@ def _chat(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _params(record: dict[str, Any], defaults: SamplingParams) -> tuple[SamplingParams, str | None]:
-    """The parameters of a record, and what it calls the form that it asks for; None if it asks for none."""
+    """Return the parameters of a record, and its name for the form that it asks for, or None."""
     record = _without_aliases(record)
     form, form_key = asked_form(record)
     changes = {name: record[name] for name in PARAMETERS.keys() & record.keys() if record[name] is not None} | form
     if record.get("messages") and record.get("tool_choice") not in (None, "auto", "none"):
-        defaults = defaults.with_(**FREE)  # what the line asks for takes the place of the run's form
+        defaults = defaults.with_(**FREE)  # the line's own form replaces the run's
     try:
         return (defaults.with_(**changes) if changes else defaults), form_key
     except RequestError as error:
@@ -177,7 +177,7 @@ def _params(record: dict[str, Any], defaults: SamplingParams) -> tuple[SamplingP
 
 
 def _without_aliases(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with each key under the name that it has in `SamplingParams`, unless two names disagree."""
+    """Return the record with keys named as in `SamplingParams`; raise if two names disagree."""
     given = [alias for alias in ALIASES if alias in record]
     if not given:
         return record
@@ -198,7 +198,7 @@ def _without_aliases(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(record: dict[str, Any]) -> str:
-    """A text that is scored as a whole."""
+    """Return a text to score as a whole."""
     for key in (*CONTENTS, "completion", "completions"):
         if record.get(key):
             raise RequestError(f"both {key} and text are given; give a prompt with completions, or a text alone")
@@ -208,7 +208,7 @@ def _text(record: dict[str, Any]) -> str:
 
 
 def _completions(record: dict[str, Any], *, texts: bool) -> tuple[str, ...] | None:
-    """The completions of a prompt; None if there are none and it is a text."""
+    """Return the completions of a prompt; None if it is a text to score as a whole."""
     one: Any = record.get("completion")
     several: Any = record.get("completions")
     if one is not None and several is not None:

@@ -1,6 +1,6 @@
-"""The JSON Schema of a line, for editors and other programs: what `kinds` and `detgen.params` declare.
+"""The JSON Schema of a line, for editors and other programs, from the declarations in `kinds` and `detgen.params`.
 
-It says what each key holds. Which keys exclude or need each other, and which are refused, is checked in reading.
+It describes the keys. Which keys exclude or need each other, and which are refused, is checked when lines are read.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from detgen.prompts.kinds import CONTENTS, SCORED, BatchLine
 
 
 def prompt_schema() -> dict[str, Any]:
-    """The schema of a line of a prompts file: a text, a chat, token ids, or a request of the OpenAI batch API."""
+    """Return the schema of a line of prompts: a text, a chat, token ids, or a request of the OpenAI batch API."""
     parameters = _parameters()
     kinds, parts = _kinds([*CONTENTS.values(), BatchLine])
     for kind in CONTENTS.values():
         parts[kind.__name__]["properties"] |= parameters
-    # A chat of the API has true or false in the place of a number.
+    # In a chat of the API, logprobs is true or false instead of a number.
     body = {name: schema for name, schema in parameters.items() if name != "logprobs"}
     parts[BatchLine.__name__]["properties"]["body"]["properties"] = body
     return _schema("A line of prompts for detgen", {"oneOf": kinds}, parts)
 
 
 def score_schema() -> dict[str, Any]:
-    """The schema of a line that is scored: a text, or a prompt with completions."""
+    """Return the schema of a line to score: a text, or a prompt with completions."""
     kinds, parts = _kinds([*CONTENTS.values(), *SCORED.values()])
     prompts, (text, *completions) = kinds[: len(CONTENTS)], kinds[len(CONTENTS) :]
     several = {"allOf": [{"oneOf": prompts}, {"oneOf": completions}]}
@@ -39,17 +39,17 @@ def _schema(title: str, kinds: dict[str, Any], parts: dict[str, Any]) -> dict[st
 
 
 def _kinds(types: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """References to the schemas of some types, and all these schemas by name."""
+    """Return references to the schemas of some types, and all of their schemas by name."""
     references, schemas = TypeAdapter.json_schemas([(t.__name__, "validation", TypeAdapter(t)) for t in types])
     return list(references.values()), schemas["$defs"]
 
 
 def _parameters() -> dict[str, Any]:
-    """The schemas of the parameters as a line may have them, under all their names."""
+    """Return the schemas of the parameters in a line, under all their names."""
     found: dict[str, Any] = {}
     for name, schema in SamplingParams.model_json_schema()["properties"].items():
         about = {key: schema.pop(key) for key in ("title", "description", "default")}
-        if about["default"] == []:  # however it is spelled in a line
+        if about["default"] == []:  # whatever its spelling in a line
             del about["default"]
         found[name] = {"anyOf": [schema, {"type": "null"}], **about}
         found |= {alias: {**found[name], "description": f"The same as {name}."} for alias in PARAMETERS[name].aliases}

@@ -1,4 +1,4 @@
-"""What all inputs have in common: a name, a digest, and records in order, of which requests are made."""
+"""What all inputs have in common: a name, a digest, and ordered records that become requests."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from detgen.prompts.record import BadLine, parse_record, parse_score
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is known of an input before the run.
+    """What is known about an input before the run.
 
     Attributes:
-        sha256: digest of the file's bytes; of a dataset, of whatever identifies its content.
-        prompts: how many records it has; None where counting would mean downloading.
+        sha256: digest of the file's bytes; of a dataset, of what identifies its content.
+        prompts: number of records; None if counting would require a download.
     """
 
     sha256: str
@@ -40,12 +40,12 @@ class Prompts(ABC):
     """An input. Nothing is read before it is inspected.
 
     Attributes:
-        given: what the user called it; used in messages.
-        name: short name used in the errors of single records; does not depend on where the file is.
-        stem: what the output folder is named after.
+        given: the user's name for it, for messages.
+        name: short name for errors of single records; does not depend on the file's folder.
+        stem: default name of the output folder.
         format: "jsonl", "json", "txt", "csv", "tsv", "parquet" or "dataset".
-        path: the file or folder; None if it is on the hub.
-        column: the key or column that holds the prompts, if it has another name than usual.
+        path: the file or folder; None on the hub.
+        column: the key or column with the prompts, if its name is not a usual one.
     """
 
     given: str
@@ -54,10 +54,10 @@ class Prompts(ABC):
     format: str
     path: Path | None
     column: str | None = None
-    # Whether records have ids that are strings, so that the numbers of those without ids are strings, too: known once
-    # the input is inspected.
+    # Whether some ids are strings, so that the numbers of records without ids are strings, too; known after the input
+    # is inspected.
     _string_ids: bool = field(default=False, init=False)
-    # Digests of the ids that more than one batch request has: known likewise.
+    # Digests of ids that several batch requests have; known after the input is inspected.
     _repeated: frozenset[int] = field(default=frozenset(), init=False)
 
     @abstractmethod
@@ -65,30 +65,30 @@ class Prompts(ABC):
         """Count and identify the input.
 
         Raises:
-            PromptsError: it cannot be read, or holds no prompts.
+            PromptsError: if it cannot be read, or holds no prompts.
         """
 
     @abstractmethod
     def items(self) -> Iterator[tuple[int, Any]]:
-        """Each record, not decoded, with its line or record number from 1.
+        """Yield each record, not decoded, with its line or record number from 1.
 
         Raises:
-            PromptsError: the input, or the rest of it, cannot be read.
+            PromptsError: if the input, or the rest of it, cannot be read.
         """
 
     @abstractmethod
     def decode(self, item: Any) -> object:
-        """The JSON-like value of one of `items`.
+        """Return the JSON-like value of one of `items`.
 
         Raises:
-            RequestError: it has none; the message gives the reason, without the place.
+            RequestError: if it has none; the message gives the reason, without the place.
         """
 
     def check_unchanged(self) -> None:  # noqa: B027 (most inputs cannot change)
-        """Make sure that what was read is what was inspected.
+        """Raise if the input changed after it was inspected.
 
         Raises:
-            PromptsError: the input changed in between.
+            PromptsError: if so.
         """
 
     def read(
@@ -102,22 +102,22 @@ class Prompts(ABC):
         model: str | None = None,
         parse: Callable[..., Request | BadLine] = parse_record,
     ) -> Iterator[Request | BadLine]:
-        """The first `limit` requests, in input order.
+        """Yield the first `limit` requests in input order.
 
         Args:
-            defaults: the parameters that a record does not set.
+            defaults: parameters that a record does not set.
             limit: most records to read; None reads all.
             echo: whether outputs repeat their prompts.
             seed_per_line: derive the seed of a record that sets none from the default and its id (`line_seed`).
-            say: is called with each notice about the input, one line of text.
-            model: the name of the model that runs, so that requests for another one are noticed.
-            parse: what makes a request of a record, as `parse_record` does.
+            say: receives notices about the input, lines of text.
+            model: name of the model that runs, so that requests for another one are noticed.
+            parse: makes a request of a record, like `parse_record`.
 
         Raises:
-            PromptsError: the input, or the rest of it, cannot be read.
+            PromptsError: if the input, or the rest of it, cannot be read.
         """
         notices = Notices(self.name, say, seed_per_line=seed_per_line, model=model) if say is not None else None
-        first_lines: dict[str, int] = {}  # of the ids that come again
+        first_lines: dict[str, int] = {}  # of ids that occur again
         for index, (line, item) in enumerate(islice(self.items(), limit)):
             record, wrong = self.decoded(item)
             if self.column is not None and isinstance(record, dict):
@@ -133,7 +133,7 @@ class Prompts(ABC):
             if isinstance(found, BadLine):
                 yield replace(found, error=f"{self.name}:{line}: {found.error}")
                 continue
-            if found.form_key is None and (form := form_of(found.params)) is not None:  # the defaults have it
+            if found.form_key is None and (form := form_of(found.params)) is not None:  # from the defaults
                 found = replace(found, form_key=PARAMETERS[form].flag if PARAMETERS[form].option else form)
             if seed_per_line and isinstance(record, dict) and settings(record).get("seed") is None:
                 found = found.with_params(seed=line_seed(defaults.seed, found.id))
@@ -146,7 +146,7 @@ class Prompts(ABC):
             notices.end()
 
     def decoded(self, item: Any) -> tuple[object, str | None]:
-        """The value of one of `items`, and what is wrong with it; None and the reason if it has no value."""
+        """Return the value of one of `items`, and what is wrong with it; None and the reason if it has no value."""
         try:
             return self.decode(item), None
         except RepeatedKeyError as error:
@@ -155,14 +155,14 @@ class Prompts(ABC):
             return None, str(error)
 
     def _first_with_id(self, record: object, line: int, first_lines: dict[str, int]) -> int:
-        """The first line with the id of a batch request: its own, unless the id comes again."""
+        """Return the first line with the id of a batch request: its own, unless the id is repeated."""
         if not self._repeated or (id := custom_id(record)) is None or short_digest(id) not in self._repeated:
             return line
         return first_lines.setdefault(id, line)
 
     @staticmethod
     def _with_column(record: dict[str, Any], column: str, wrong: str | None) -> tuple[object, str | None]:
-        """A record with the content of the chosen column as its prompt, chat or token ids; and what is wrong with it.
+        """Return a record with the chosen column as its prompt, chat or token ids, and what is wrong with it.
 
         None and the reason if there is no such column.
         """
@@ -178,20 +178,19 @@ class Prompts(ABC):
 def read_scores(
     prompts: Prompts, limit: int | None = None, *, echo: bool = False, say: Callable[[str], None] | None = None
 ) -> Iterator[Request | BadLine]:
-    """The first `limit` requests to score, in input order; arguments and errors as those of `Prompts.read`.
+    """Yield the first `limit` requests to score, in input order; arguments and errors as for `Prompts.read`.
 
-    A line of plain text is a text to be scored as a whole. So is what stands in a column that the user names, where
-    there are no completions beside it.
+    A line of plain text is scored as a whole, and so is the content of a column that the user names if there are no
+    completions beside it.
     """
     parse = partial(parse_score, texts=prompts.format == "txt" or prompts.column is not None)
     return prompts.read(SamplingParams(), limit, echo=echo, say=say, parse=parse)
 
 
 def line_seed(seed: int, id: str | int) -> int:
-    """The seed of a line that has none of its own (`--seed-per-line`): 0 <= seed < 2**63.
+    """Return the seed of a line that has none of its own (`--seed-per-line`): 0 <= seed < 2**63.
 
-    The BLAKE2b digest of eight bytes of the JSON text `[seed,id]` (ASCII, without spaces), as a big-endian number,
-    shifted right by one bit. It depends on nothing but the two, so a line keeps its samples wherever it stands in
-    whatever file.
+    It is the BLAKE2b digest of eight bytes of the JSON text `[seed,id]` (ASCII, without spaces), as a big-endian
+    number, shifted right by one bit. It depends only on these two, so a line keeps its samples in any place of any file.
     """
     return short_digest(json.dumps([seed, id], separators=(",", ":"))) >> 1

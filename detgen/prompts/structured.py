@@ -1,6 +1,6 @@
-"""What other programs ask of the form of a text, as the parameters that ask for the same here.
+"""Turn other programs' keys for the form of a text into parameters.
 
-OpenAI's `response_format`, and `structured_outputs` of vLLM, whose older names are those of the parameters.
+These are OpenAI's `response_format`, and vLLM's `structured_outputs`, whose older names are those of the parameters.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from detgen.params import FREE, GUIDES, shown
 
 _NAMES = {"json": "guided_json", "regex": "guided_regex", "choice": "guided_choice", "grammar": "guided_grammar"}
 _ANY_OBJECT = {"guided_json": {"type": "object"}}
-_Form = tuple[dict[str, Any], str | None]  # parameters, and what the record calls them; None for a text that is free
-# The types of `response_format`, and what may stand beside each; servers such as llama.cpp's give json_object a schema.
+_Form = tuple[dict[str, Any], str | None]  # parameters, and the record's name for them; None for a text without a form
+# The types of `response_format`, and the key beside each; servers such as llama.cpp's give json_object a schema.
 _BESIDE = {"text": None, "json_object": "schema", "json_schema": "json_schema"}
 
 
@@ -57,10 +57,10 @@ FORMS: dict[str, Callable[[Any], _Form]] = {
 
 
 def asked_form(record: dict[str, Any]) -> _Form:
-    """The parameters that a record's form stands for, and what the record calls it; none and None if it has no form.
+    """Return the parameters for a record's form, and the record's name for it; {} and None if it has no form.
 
     Raises:
-        RequestError: a form is wrong or empty, or two keys say what the text must be.
+        RequestError: if a form is wrong or empty, or two keys give one.
     """
     given = [key for key in FORMS if record.get(key) not in (None, "", {})]
     given += [name for name in GUIDES if record.get(name) is not None]

@@ -1,6 +1,6 @@
-"""Keys that change the text in other programs and that detgen does not have: a line with one of them is refused.
+"""Keys that change the text in other programs and that detgen does not have: lines with them are refused.
 
-A key whose value changes nothing (null, empty, or one that is listed with it here) is metadata, as unknown keys are.
+A key whose value changes nothing (null, empty, or listed here as neutral) is metadata, like unknown keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TEMPLATE = "give it in chat_template_kwargs"
 _PROMPT = "detgen does not change prompts"
 _NESTED = "give what it holds beside the prompt"
 
-# Each with the values that change nothing, and why others are refused or what to do about it.
+# Each with the values that change nothing, and the reason for refusing others, or the remedy.
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "structural_tag": ((), _FORMAT),
     "json_schema": ((), _FORMAT),
@@ -94,7 +94,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "extra_body": ((), _NESTED),
 }
 
-# Keys that only requests to an API have; in other lines they are names of data.
+# Keys of API requests; in other lines, they are names of data.
 IN_BODY: dict[str, tuple[tuple[Any, ...], str]] = {
     "stream": ((False,), "results are written to a file"),
     "stream_options": ((), "results are written to a file"),
@@ -124,7 +124,7 @@ _REMEDY = 'leave it out, or put it into "metadata" if it is not a setting'
 
 
 def check_supported(record: dict[str, Any], request: Request) -> None:
-    """Refuse a record that asks for what detgen does not do.
+    """Raise if a record asks for something that detgen does not do.
 
     Raises:
         RequestError: naming the key, the reason and the remedy.
@@ -146,7 +146,7 @@ def check_supported(record: dict[str, Any], request: Request) -> None:
 
 
 def check_body(body: dict[str, Any]) -> None:
-    """Refuse what only the body of a batch request may ask for, and detgen does not do.
+    """Raise if the body of a batch request asks for something that detgen does not do.
 
     Raises:
         RequestError: naming the key and the reason.
@@ -157,7 +157,7 @@ def check_body(body: dict[str, Any]) -> None:
 
 
 def _check_fitting(record: dict[str, Any], request: Request) -> None:
-    """Refuse keys that ask for something other than what is done anyway."""
+    """Raise for keys that ask for something other than what is done anyway."""
     done = {
         "do_sample": (request.params.temperature > 0, "detgen samples if the temperature is above 0"),
         "add_generation_prompt": (not request.continue_final_message, "give continue_final_message"),
@@ -169,7 +169,7 @@ def _check_fitting(record: dict[str, Any], request: Request) -> None:
 
 
 def _changes_nothing(value: object, neutral: tuple[Any, ...]) -> bool:
-    """Whether a value is null, empty or neutral. A table's cell may hold it as a text."""
+    """Whether a value is null, empty or neutral. In a table, it may be text."""
     if value is None or (isinstance(value, str | list | dict) and not value):
         return True
     if isinstance(value, str):
