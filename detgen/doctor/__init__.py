@@ -1,4 +1,4 @@
-"""What this machine has for detgen and what it lacks, each with the command that mends it."""
+"""Checks of what this machine has for detgen and what it lacks, with commands to fix it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at the processor, the compiled library, memory, folders and libraries, and generates a few tokens."""
+"""Check the processor, the compiled library, memory, folders and libraries, and generate a few tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import detgen
 from detgen.errors import EngineError
 from detgen.machine import cpu_name, size, usable_cores, user_cache
 
-# What a processor says of itself where it can run a build; the fastest first. Elsewhere nothing is known beforehand.
+# Linux's name of the processor feature that each build needs, the fastest build first. Other systems tell nothing.
 _FLAGS = {
     **{"bf16": "avx512_bf16", "vnni": "avx512_vnni", "avx512": "avx512dq", "avxvnni": "avx_vnni", "avx2": "avx2"},
     **{"dotprod": "asimddp"},
@@ -25,13 +25,13 @@ _ENOUGH = 1 << 30  # bytes
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: what it is.
-        what: how it is.
-        remedy: what to type or to do if it should be otherwise; None if it need not be.
-        broken: whether detgen does not work like this.
+        name: name of the check.
+        what: what was found.
+        remedy: what to type or do about it, or None.
+        broken: whether detgen does not work because of it.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything, the quick things first."""
+    """Run all checks, the quick ones first."""
     system = f"{platform.system()} {platform.release()} on {platform.machine()}"
     yield Finding("detgen", f"{detgen.__version__}, Python {platform.python_version()}, {system}")
     yield Finding("processor", f"{cpu_name()}, {usable_cores()} of {os.cpu_count()} cores")
@@ -79,7 +79,7 @@ def _memory() -> Finding:
 
 
 def _libraries() -> Iterator[Finding]:
-    """Those that detgen requires in its metadata, and what its extras would bring."""
+    """Check the libraries that detgen requires according to its metadata, and those of its extras."""
     from packaging.requirements import Requirement
 
     try:
@@ -113,7 +113,7 @@ def _version(name: str) -> str | None:
 
 
 def _folder(name: str, path: Path, otherwise: str, variable: str) -> Finding:
-    """A folder that detgen writes to, or would make."""
+    """Check a folder that detgen writes to, or would create."""
     there = next(place for place in (path, *path.parents) if os.path.exists(place))  # `Path.exists` may raise
     if not os.access(there, os.W_OK | os.X_OK):
         return Finding(
@@ -145,7 +145,7 @@ def _build() -> Finding:
 
 
 def _flags() -> set[str]:
-    """What the processor can do, as Linux names it."""
+    """Return the features of the processor as named by Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -170,7 +170,7 @@ def _gpu() -> Finding:
 
 
 def _generation() -> Finding:
-    """Whether the embedded model generates, and drafts change not a bit."""
+    """Check that the embedded model generates, and that drafts do not change a bit."""
     from detgen.engine import Engine
 
     try:

@@ -1,9 +1,9 @@
-"""A finished run as a table, or as results of the OpenAI batch API. Reads the output folder and never changes it."""
+"""Export a finished run as a table, or as results of the OpenAI batch API. The output folder is never changed."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Form = Literal["csv", "parquet", "openai", "hf"]
-# The forms, and how files are named that are given no name: the folder's name and this.
+# The forms, and what follows the folder's name in the default name of the exported file.
 FORMS: dict[Form, str] = {"csv": ".csv", "parquet": ".parquet", "openai": "-results.jsonl", "hf": "-hf"}

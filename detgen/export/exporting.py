@@ -1,4 +1,4 @@
-"""From a finished output folder to a file in another form."""
+"""Export a finished output folder to a file in another form."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _ELSEWHERE = "choose another place with -o"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
-        path: where it is.
-        count: lines or rows.
-        unit: what one of them is.
+        path: the file or folder.
+        count: number of lines or rows.
+        unit: what is counted.
     """
 
     path: Path
@@ -43,14 +43,14 @@ def export_run(folder: Path, form: Form, prompts: str | None, output: Path | Non
         folder: the output folder.
         form: one of `FORMS`; csv, parquet and hf (a dataset on the disk) are tables, openai has results as the batch
             API writes them.
-        prompts: where the run's prompts are now; None is where the manifest says.
-        output: the file, or the folder of a dataset; None is named after the folder, in the current one.
-        observer: is told how it goes.
+        prompts: where the run's prompts are now; None takes the place that the manifest names.
+        output: the file, or the folder of a dataset; None names it after the folder, in the current one.
+        observer: receives messages.
 
     Raises:
-        OutputError: the folder holds no finished run, or the file's place is taken.
-        PromptsError: the prompts are needed and cannot be read.
-        OSError: the file cannot be written.
+        OutputError: if the folder holds no finished run, or the output exists or cannot be placed there.
+        PromptsError: if the prompts are needed and cannot be read.
+        OSError: if the file cannot be written.
     """
     manifest = read_manifest_of_texts(folder)
     if manifest["status"] != "finished":
@@ -76,7 +76,7 @@ def export_run(folder: Path, form: Form, prompts: str | None, output: Path | Non
 
 
 def _check_free(path: Path, folder: Path) -> None:
-    """Refuse a place that is taken, that is not there, or that is in the output folder."""
+    """Raise if a path exists, has no parent folder, or is in the output folder."""
     if path.resolve().is_relative_to(folder.resolve()):
         raise OutputError(f"{path} is in the output folder, which export leaves as it is; {_ELSEWHERE}")
     if os.path.lexists(path):
@@ -88,7 +88,7 @@ def _check_free(path: Path, folder: Path) -> None:
 def _prompts(
     folder: Path, manifest: dict[str, Any], given: str | None, observer: Observer, *, needed: bool
 ) -> Prompts | None:
-    """The run's prompts; None if they are neither there nor needed."""
+    """Return the run's prompts; None if they are neither available nor needed."""
     observer.stage("reading the prompts")
     try:
         prompts = prompts_of(folder, manifest, given)

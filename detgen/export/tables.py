@@ -1,4 +1,4 @@
-"""A run as a table: a row per line of `outputs.jsonl`, with the prompt beside it.
+"""A run as a table: a row per line of `outputs.jsonl`, with its prompt.
 
 The datasets library writes it: CSV, Parquet, or a dataset on the disk.
 """
@@ -21,10 +21,10 @@ from detgen.outputs.lines import dump
 from detgen.outputs.records import Line, columns
 from detgen.prompts import BadLine
 
-# The columns of all tables and the types of their values; a list is of values of one type. What a run does not have is
-# null, so tables of all runs can be put together. Ids may be numbers or texts, hence they are texts.
+# The columns of all tables and the types of their values; a list has values of one type. Missing values are null, so
+# that tables of all runs can be concatenated. Ids are texts, since they may be numbers or texts.
 COLUMNS = columns()
-# Those of scores.
+# The columns of scores.
 SCORE_COLUMNS: dict[str, str | list[str]] = {
     **{"id": "string", "index": "int64", "sample": "int64", "prompt": "string", "completion": "string"},
     **{"logprob": "float64", "is_greedy": "bool", "prompt_tokens": "int64", "completion_tokens": "int64"},
@@ -36,14 +36,14 @@ _CONTENTS = ("prompt", "messages", "prompt_token_ids")  # of a line with --echo
 def row_of(
     line: Line, item: Request | BadLine | None, columns: Mapping[str, str | list[str]] = COLUMNS
 ) -> dict[str, Any]:
-    """A row by its columns.
+    """Return a line as a row by its columns.
 
     Chats, token ids of a prompt, calls of tools and metadata are JSON; `logprobs` are those of the chosen tokens.
 
     Args:
-        line: of `outputs.jsonl`.
-        item: its prompt, where that is known.
-        columns: `COLUMNS`, or `SCORE_COLUMNS` where the line is a score.
+        line: a line of `outputs.jsonl`.
+        item: its prompt, if known.
+        columns: `COLUMNS`, or `SCORE_COLUMNS` if the line is a score.
     """
     row: dict[str, Any] = {name: line.get(name) for name in columns}
     row["id"], row["prompt"] = str(line["id"]), _prompt(line, item)
@@ -66,30 +66,30 @@ def _prompt(line: Line, item: Request | BadLine | None) -> str | None:
 
 
 def _whole(text: str) -> str:
-    """A table has no place for half a surrogate pair, which JSON can spell."""
+    """Escape lone surrogates, which JSON can spell but tables cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_table(rows: Iterable[dict[str, Any]], form: str, path: Path, digest: str) -> int:
-    """Write a table; whoever reads it finds all of it, or none. Memory holds a thousand rows.
+    """Write a table, which readers find complete or not at all. Memory holds a thousand rows.
 
     Args:
-        rows: as `row_of` makes them.
+        rows: rows from `row_of`.
         form: "csv", "parquet" or "hf", a folder for `datasets.load_from_disk`.
-        path: where to.
-        digest: of the rows, by which the dataset is known.
+        path: path of the table.
+        digest: digest of the rows, which identifies the dataset.
 
     Returns:
-        How many rows there are.
+        The number of rows.
 
     Raises:
-        OutputError, PromptsError: as the rows raise them.
-        OSError: it cannot be written.
+        OutputError, PromptsError: from the rows.
+        OSError: if it cannot be written.
     """
     import datasets
 
     datasets.disable_progress_bars()
-    flat = form == "csv"  # it has no lists
+    flat = form == "csv"  # CSV has no lists
     features = features_of(COLUMNS, flat=flat)
 
     def generate() -> Iterator[dict[str, Any]]:
@@ -106,7 +106,7 @@ def write_table(rows: Iterable[dict[str, Any]], form: str, path: Path, digest: s
                 raise error.__cause__ from None
             raise
         if form == "csv":
-            # Else a text with a carriage return, and no other reason for quotes, would end its row for many readers.
+            # Otherwise a carriage return in an unquoted text would end its row for many readers.
             table.to_csv(made, quoting=csv.QUOTE_NONNUMERIC)
         elif form == "parquet":
             table.to_parquet(made)
@@ -116,7 +116,7 @@ def write_table(rows: Iterable[dict[str, Any]], form: str, path: Path, digest: s
 
 
 def features_of(columns: Mapping[str, str | list[str]], *, flat: bool = False) -> Any:
-    """The types of columns as datasets has them; lists are texts if they are to be `flat`."""
+    """Return the types of columns for datasets; lists become texts if `flat`."""
     from datasets import Features, List, Value
 
     def feature(type_: str | list[str]) -> Any:
@@ -129,10 +129,10 @@ def features_of(columns: Mapping[str, str | list[str]], *, flat: bool = False) -
 
 @contextmanager
 def placed(path: Path) -> Iterator[Path]:
-    """Where to write the file or folder that is to be at `path` when the block ends; its own folder is a temporary one.
+    """Yield a temporary path, whose file or folder is moved to `path` when the block ends.
 
     Raises:
-        OSError: there is no writing beside `path`.
+        OSError: if nothing can be written beside `path`.
     """
     with TemporaryDirectory(prefix=".detgen-", dir=path.parent) as folder:
         made = Path(folder) / path.name

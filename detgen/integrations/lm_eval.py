@@ -1,10 +1,10 @@
 """detgen as a model of EleutherAI's lm-evaluation-harness: `lm_eval --model detgen`.
 
-The harness finds models where they were imported, so the command line is that of this module, which is the harness's
-own: `python -m detgen.integrations.lm_eval run --model detgen --model_args target=FOLDER --tasks ...`. From Python it
-is enough to import it before `lm_eval.simple_evaluate(model="detgen", ...)`.
+The harness knows only models that have been imported, so this module wraps its command line:
+`python -m detgen.integrations.lm_eval run --model detgen --model_args target=FOLDER --tasks ...`. In Python, import
+it before `lm_eval.simple_evaluate(model="detgen", ...)`.
 
-What is asked of the model, token by token, is what the harness's own `hf` model is asked.
+The model is asked the same, token by token, as the harness's own `hf` model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ except ImportError as error:
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-_MOST_TOKENS = 256  # of a completion for which a task sets no limit, as for the harness's own models
-# What tasks call parameters, and what they are called here.
+_MOST_TOKENS = 256  # of a completion if a task sets no limit, as for the harness's own models
+# Names of parameters in tasks, and their names here.
 _NAMES = {"until": "stop", **dict.fromkeys(("max_gen_toks", "max_new_tokens", "max_completion_tokens"), "max_tokens")}
-_EMBEDDED = "embedded:target"  # what manifests call it, too
+_EMBEDDED = "embedded:target"  # its name in manifests, too
 _Done = TypeVar("_Done", Score, Completion)
 
 
@@ -44,18 +44,18 @@ class DetgenLM(TemplateLM):
 
     Args:
         target: folder, GGUF file or hub name of the model; None or "embedded:target" is the embedded one. `pretrained`
-            is the same.
+            is an alias.
         pretrained: see target.
         batch_size: most requests at a time; "auto" is detgen's own default.
-        device: as `EngineConfig` has it; cuda:0, the default of the harness's command line, is auto.
-        max_batch_size: of no use here; the harness gives it to all models.
-        max_length: most tokens that are read, at most the model's context; None for all of that.
-        max_gen_toks: most tokens to generate where a task sets no limit.
-        engine: an engine to use instead; of the others, what `Engine.with_settings` may change can be given.
+        device: as in `EngineConfig`; cuda:0, the default of the harness's command line, means auto.
+        max_batch_size: ignored; the harness passes it to all models.
+        max_length: most tokens to read; None, or more than the model's context, means that context.
+        max_gen_toks: most tokens to generate if a task sets no limit.
+        engine: an engine to use instead; settings that `Engine.with_settings` may change can still be given.
         settings: other fields of `EngineConfig`, such as dtype, drafter or kv_memory.
 
     Raises:
-        EngineError: the engine cannot be built; the message names the remedy.
+        EngineError: if the engine cannot be built; the message names the remedy.
     """
 
     def __init__(
@@ -94,23 +94,23 @@ class DetgenLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text that nothing comes before."""
+        """The token that precedes a text without context."""
         first = self.tokenizer.bos_token_id
         return int(first) if first is not None else self.eot_token_id
 
     @property
     def tokenizer_name(self) -> str:
-        """By which the harness tells its caches of rendered prompts apart."""
+        """Name by which the harness distinguishes its caches of rendered prompts."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """The tokens of a text, with the tokenizer's special tokens unless the text begins with one already."""
+        """Tokenize a text, with special tokens unless it begins with one already."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.tokenizer.decode([self.prefix_token_id]))
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens).input_ids)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A chat as text, by the model's own template."""
+        """Render a chat as text by the model's own template."""
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -121,7 +121,7 @@ class DetgenLM(TemplateLM):
         )
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness's results say of the model: all that a score depends on."""
+        """Return what the harness's results tell about the model: everything that a score depends on."""
         return {"detgen_profile": self.engine.profile()}
 
     def _loglikelihood_tokens(
@@ -130,7 +130,7 @@ class DetgenLM(TemplateLM):
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        """The scores of tokens behind others; what is too long loses its beginning, as in the harness."""
+        """Score tokens after others; what is too long loses its beginning, as in the harness."""
         asked = []
         for i, (_, context, continuation) in enumerate(requests):
             kept = (context + continuation)[-(self.max_length + 1) :]
@@ -148,7 +148,7 @@ class DetgenLM(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-probabilities of whole texts, in windows where they are too long."""
+        """Return the log-probabilities of whole texts, in windows if they are too long."""
         texts = [instance.args[0] for instance in requests]
         asked: list[ScoreRequest] = []
         for i, text in enumerate(texts):
@@ -166,7 +166,7 @@ class DetgenLM(TemplateLM):
         return found
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Texts up to the first stop string, greedy unless the task says otherwise."""
+        """Generate texts up to the first stop string, greedily unless the task says otherwise."""
         asked = [self._generation(i, *instance.args) for i, instance in enumerate(requests)]
         found = [done.text for done in _in_order(self.engine.stream(asked), disable_tqdm)]
         for instance, text in zip(requests, found, strict=True):
@@ -174,7 +174,7 @@ class DetgenLM(TemplateLM):
         return found
 
     def _generation(self, i: int, context: str, asked: dict[str, Any]) -> Request:
-        """The request of a generation."""
+        """Make the request for a generation."""
         named: dict[str, Any] = {"max_tokens": self.max_gen_toks}
         for name, value in asked.items():
             if value is not None:
@@ -195,10 +195,10 @@ class DetgenLM(TemplateLM):
 
 
 def _in_order(batches: Iterable[list[_Done]], silent: bool) -> Iterator[_Done]:
-    """What a stream finishes, by index.
+    """Yield the results of a stream in order of their index.
 
     Raises:
-        RequestError: one could not run.
+        RequestError: if one could not run.
     """
     from tqdm import tqdm
 
@@ -214,7 +214,7 @@ def _in_order(batches: Iterable[list[_Done]], silent: bool) -> Iterator[_Done]:
 
 
 def main() -> None:
-    """The harness's command line, with detgen among its models."""
+    """Run the harness's command line with detgen among its models."""
     from lm_eval.__main__ import HarnessCLI, setup_logging
 
     setup_logging()
@@ -226,12 +226,12 @@ def main() -> None:
 
 
 def name_what_runs(arguments: Any) -> None:
-    """Add model and device to what was typed, so that the harness's results name them.
+    """Add model and device to the arguments, so that the harness's results name them.
 
-    By default the results say cuda:0, and they call a model by `pretrained`, or at random.
+    By default, results name the device cuda:0, and the model by `pretrained` only.
 
     Args:
-        arguments: of the harness's command line; changed.
+        arguments: arguments of the harness's command line; changed.
     """
     given = arguments.model_args = dict(arguments.model_args or {})
     if "pretrained" not in given:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _Done = TypeVar("_Done", bound=Completion | Score)
 _SHOWN = 20  # rows in a notebook
-_LONGEST = 300  # characters of a cell there
+_LONGEST = 300  # characters per cell in a notebook
 
 
 class Results(list[_Done]):
