@@ -1,4 +1,4 @@
-"""The back ends, and what they run on: input batches, attention, sampling, log-probabilities.
+"""The back ends and what they share: input batches, attention, sampling, log-probabilities.
 
-`c` and `triton` run programs, `generic` transformers' own forward. Knows tensors; no models, no requests, no files.
+`c` and `triton` run programs, `generic` runs transformers' own forward. Knows tensors; no models, requests or files.
 """

@@ -1,4 +1,4 @@
-"""The arithmetic `detgen-2`: every sum of a pass in a stated order, the same bits on every processor.
+"""The arithmetic `detgen-2`: every sum of a pass in a defined order, with the same bits on every processor.
 
-docs/numerics.md states the orders; the C files here and `reference` are its mirrors.
+docs/numerics.md defines the orders; the C files here and `reference` implement them.
 """

@@ -1,7 +1,7 @@
-"""A decoder whose whole pass is one call, in the arithmetic `detgen-2`.
+"""A decoder that runs a whole pass in one call, in the arithmetic `detgen-2`.
 
-It takes over the weights of the decoders that `families` knows, on the CPU. Every sum has an order of its own, so a row
-has the same bits in any pass, on any processor; see docs/numerics.md.
+It runs the decoders that `families` knows, on the CPU. Every sum has a fixed order, so a row has the same bits in any
+pass, on any processor; see docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from detgen.program.operands import ARITHMETIC, SCORED
 
 
 class CDecoder(ProgramDecoder):
-    """A model whose whole pass is a call of the compiled library.
+    """A model whose whole pass is one call of the compiled library.
 
     Args:
         programs: of the model.
         fewer: see `ProgramDecoder`.
 
     Attributes:
-        concurrent: see `Decoder`; it holds no state during a pass.
+        concurrent: see `Decoder`; a decoder holds no state during a pass.
         kept: see `Chaining`.
-        stops: likewise.
-        reads: likewise.
+        stops: see `Chaining`.
+        reads: see `Chaining`.
     """
 
     concurrent = stops = True
@@ -63,7 +63,7 @@ class CDecoder(ProgramDecoder):
         scored: bool = False,
         choices: Callable[[], Choices] | None = None,
     ) -> np.ndarray | Scores:
-        """See `Decoder`; gives logits where tokens are chosen otherwise."""
+        """See `Decoder`; returns logits where tokens are chosen by other means."""
         runner = self._runner(exchange, batch.longest, scored)
         out = np.empty((len(batch.wanted), SCORED if scored else self.outputs), np.float32)
         given = self._exchanged(exchange, len(batch.ids))
@@ -115,22 +115,22 @@ class CDecoder(ProgramDecoder):
         return CDecoder(self._programs, fewer)
 
     def profile(self) -> dict[str, Any]:
-        """See `Decoder`: the same bytes on any machine."""
+        """See `Decoder`; the bytes are the same on any machine."""
         return {"arithmetic": ARITHMETIC}
 
     def operations(self) -> dict[str, int]:
-        """The distinct linear layers (inputs→outputs) and the attention: a step of each, for `alone`."""
+        """Return a step for each distinct linear layer (inputs→outputs) and for the attention, for `alone`."""
         made = list(enumerate(self._runner(None, 1, False).program.steps))
         found = {f"{s.weight.inputs}→{s.weight.columns}": i for i, s in made if isinstance(s, steps.Linear)}
         attention = next(i for i, s in made if isinstance(s, steps.Attend))
         return {**dict(sorted(found.items())), "attention": attention}
 
     def alone(self, step: int, batch: InputBatch) -> np.ndarray:
-        """What one step makes of random rows, whose n-th is the same in each call, float32 [rows, width].
+        """Run one step on random rows, the n-th of which is the same in each call; return float32 [rows, width].
 
         Args:
             step: one of `operations`.
-            batch: a pass all of whose rows are wanted.
+            batch: a pass that wants all of its rows.
         """
         runner = self._runner(None, 1, False)
         width = runner.program.steps[step].reads[0].width
@@ -138,7 +138,7 @@ class CDecoder(ProgramDecoder):
         return runner.alone(step, x, batch.rows)
 
     def _runner(self, exchange: Exchange | None, positions: int, scored: bool) -> Runner:
-        """The steps of passes with such an exchange and such results, up to that many positions."""
+        """Return the runner of passes with such an exchange and such results, up to that many positions."""
         if self._outgrown(positions):
             self._runners.clear()
         key = (-1, -1, scored) if exchange is None else (exchange.inject, exchange.extract, scored)
@@ -148,16 +148,16 @@ class CDecoder(ProgramDecoder):
 
 
 def _reach(batch: InputBatch, lengths: np.ndarray) -> int:
-    """Positions that a chain of passes reaches at most."""
+    """Return the most positions that a chain of passes can reach."""
     return int(batch.longest + lengths.max())
 
 
 def _wanting(batch: InputBatch) -> np.ndarray:
-    """The slots whose windows want a row, int64 [n]."""
+    """Return the slots whose windows want a row, int64 [n]."""
     return batch.windows.slots[batch.windows.logits > 0]
 
 
 def _standing(lengths: np.ndarray, broken: np.ndarray) -> np.ndarray:
-    """Which sequences take part in which of the passes of `broken`, bool [sequences, passes]."""
+    """Return which sequences take part in which passes of `broken`, bool [sequences, passes]."""
     found: np.ndarray = np.arange(broken.shape[1]) < lengths[:, None]
     return found

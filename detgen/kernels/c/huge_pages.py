@@ -1,7 +1,7 @@
-"""Memory for weights in huge pages, where the system has them.
+"""Memory for weights in huge pages, where the system supports them.
 
-A pass of few rows does little but read weights. On two cores of an AMD EPYC it reads 62 GB/s out of pages of 2 MiB and
-35 out of those of 4 KiB, which Linux gives to whoever does not ask (`transparent_hugepage`: madvise).
+A pass of few rows spends its time reading weights. On two cores of an AMD EPYC it reads 62 GB/s from pages of 2 MiB and
+35 from pages of 4 KiB, which Linux gives to processes that do not ask (`transparent_hugepage`: madvise).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-_CHUNK = 32 << 20  # bytes that are asked for at a time, at least; what is never written takes no memory
-_LINE = 64  # of a cache
+_CHUNK = 32 << 20  # least bytes to ask for at once; memory that is never written takes no space
+_LINE = 64  # bytes of a cache line
 _THERE = hasattr(mmap, "MADV_HUGEPAGE")
 
 _lock = Lock()
@@ -23,9 +23,9 @@ _rest = memoryview(b"")
 
 
 def empty(*shape: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """An array whose numbers are not set, which shares huge pages with those that are made before and after it.
+    """Return an uninitialized array that shares huge pages with the arrays made before and after it.
 
-    Its memory is given back only with theirs, so it is for what stays.
+    Its memory is freed only with theirs, so use it for long-lived arrays.
     """
     global _rest
     size = math.prod(shape) * dtype.itemsize
@@ -34,17 +34,17 @@ def empty(*shape: int, dtype: np.dtype[Any]) -> np.ndarray:
     with _lock:
         try:
             found = _rest if size <= len(_rest) else memoryview(_mapped(max(size, _CHUNK)))
-        except OSError:  # there may be memory for this one, or numpy says what is missing
+        except OSError:  # there may be memory for this array; otherwise numpy raises
             return np.empty(shape, dtype)
         own, left = found[:size], found[-(-size // _LINE) * _LINE :]
         if found is _rest or len(left) > len(_rest):
             _rest = left
-    return np.frombuffer(own, dtype).reshape(shape)  # which keeps the memory
+    return np.frombuffer(own, dtype).reshape(shape)  # keeps the memory alive
 
 
 def _mapped(size: int) -> mmap.mmap:
-    """Memory that begins where a huge page does, of whole ones."""
+    """Map memory that is aligned to huge pages."""
     found = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # of a system without them
+    with suppress(OSError):  # on systems without huge pages
         found.madvise(mmap.MADV_HUGEPAGE)
     return found

@@ -1,7 +1,7 @@
-"""What the C code takes, as ctypes structures and as a header: steps as `detgen/program` declares them.
+"""The structures of the C code, as ctypes and as a header; steps follow their declarations in `detgen/program`.
 
-setup.py writes the header before it compiles (`header`), so what follows from the declaration is not repeated by hand.
-A library says for which declaration it was compiled (`DIGEST`). Imports neither torch nor numpy.
+setup.py writes the header before it compiles (`header`), so that nothing in it is repeated by hand. A library reports
+the declaration that it was compiled for (`DIGEST`). Imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CONSTANTS = (
     *("PAGE", "SECTION_BLOCKS", "PANEL", "PART_INPUTS", "SECTION_PARTS", "SUM_BLOCK", "GROUP", "UNIT", "LEAST"),
     *("LOGIT_BLOCK", "SCORED", "MOST_PICKS", "MOST_EXPERTS", "MOST_MIXED"),
 )
-CANDIDATES = 64  # entries of a sampled row that there is room for
-RANKED = 4  # largest entries of a row that are told
+CANDIDATES = 64  # most candidates of a sampled row
+RANKED = 4  # largest entries of a row that are returned
 
 
 def _pointer(to: str) -> Any:
@@ -42,7 +42,7 @@ _PLAIN: dict[str, Any] = {
 
 
 class Buffer(ctypes.Structure):
-    """A buffer's number, and the floats of a row of it."""
+    """A buffer's number, and the number of floats in its rows."""
 
     _fields_ = (("number", c_int64), ("width", c_int64))
 
@@ -51,7 +51,7 @@ _NAMED: dict[str, Any] = {"Buffer": Buffer}
 
 
 def _named(kind: str) -> Any:
-    """The type of a field; structures for the classes that fields may be of are made when they are first met."""
+    """Return the type of a field, making structures for the classes of fields on first use."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     declared: type[Any] = getattr(operands, kind)
@@ -68,7 +68,7 @@ def _structure(declared: Any, without: tuple[str, ...]) -> Any:
     return type(declared.__name__, (ctypes.Structure,), {"_fields_": [(n, _named(k)) for n, k in types.items()]})
 
 
-_HEAD = ("name", "wanted")  # of all steps; C does not know their names
+_HEAD = ("name", "wanted")  # left out: C knows no names, and has `wanted` in `Step`
 _KINDS = {kind: _structure(kind, _HEAD) for kind in steps.STEPS}
 MEMBERS = {kind: re.sub("(?<!^)(?=[A-Z])", "_", kind.__name__).lower() for kind in steps.STEPS}
 
@@ -88,9 +88,9 @@ class Step(ctypes.Structure):
 
 
 class Program(ctypes.Structure):
-    """The steps of a pass; `widths` are the floats of a row of each buffer, `out` the one that is written last."""
+    """The steps of a pass; `widths`: the floats of a row of each buffer; `out`: the buffer that is written last."""
 
-    kept: Any  # what has to live as long as it does
+    kept: Any  # objects to keep alive
     _fields_ = (
         *(("steps", _pointer("const Step")), ("count", c_int64), ("buffers", c_int64)),
         *(("out", c_int64), ("widths", _NUMBERS)),
@@ -98,13 +98,13 @@ class Program(ctypes.Structure):
 
 
 class Piece(ctypes.Structure):
-    """Consecutive tokens of a slot, from position `start` and row `row` of the pass on."""
+    """Consecutive tokens of a slot, from position `start` and row `row` of the pass."""
 
     _fields_ = tuple((name, c_int64) for name in ("slot", "start", "tokens", "row"))
 
 
 class Span(ctypes.Structure):
-    """All rows of a slot, which follow each other; see `Rows.spans`."""
+    """All rows of a slot, which are consecutive; see `Rows.spans`."""
 
     _fields_ = tuple((name, c_int64) for name in ("slot", "row", "start", "tokens", "base", "certain"))
 
@@ -112,9 +112,9 @@ class Span(ctypes.Structure):
 class Pass(ctypes.Structure):
     """The rows of a pass.
 
-    `ids`, `positions`, `places` are [rows]; a place is where the row's entries are stored. `want`: the [wanted] rows of
-    which logits are wanted. `piece`: [pieces], the longest first. `tables`: [slots, blocks] pages. `given`: [buffers],
-    null for those that the pass brings itself. `broken`: [rows]. `most`: bound of the cache's entries. `span`: [spans].
+    `ids`, `positions`, `places` are [rows]; a place is where the row's entries are stored. `want`: the [wanted] rows
+    whose logits are wanted. `piece`: [pieces], the longest first. `tables`: [slots, blocks] pages. `given`: [buffers],
+    null for buffers that the pass allocates. `broken`: [rows]. `most`: bound of the cache's entries. `span`: [spans].
     """
 
     _fields_ = (
@@ -126,9 +126,9 @@ class Pass(ctypes.Structure):
 
 
 class Rows(ctypes.Structure):
-    """Rows of logits: the places `rows` of them, or if that is null the first `count`.
+    """Rows of logits: those with indices `rows`, or the first `count` if that is null.
 
-    Strides are in entries; that of the last axis is 1.
+    Strides are in entries; the stride of the last axis is 1.
     """
 
     _fields_ = (
@@ -144,10 +144,10 @@ class Best(ctypes.Structure):
 
 
 class Masked(ctypes.Structure):
-    """Takes rows as masks leave them.
+    """Takes copies of rows with masks applied.
 
-    `masks`: [count], bits of each row, the lowest of a byte first; null where all entries stay. `sizes`: [count], bytes
-    of each; entries behind them are not allowed. `to`: [count, vocabulary].
+    `masks`: [count], bits of each row, the lowest bit of a byte first; null where all entries are allowed. `sizes`:
+    [count], bytes of each; entries beyond are not allowed. `to`: [count, vocabulary].
     """
 
     _fields_ = (("of", Rows), ("masks", _pointer("const uint8_t *const")), ("sizes", _NUMBERS), ("to", _ENTRIES))
@@ -156,8 +156,8 @@ class Masked(ctypes.Structure):
 class Judged(ctypes.Structure):
     """Takes log-probabilities of rows.
 
-    `tokens`: by row, not by place in `rows`. `chosen`: [count], those of the tokens; null if they are not wanted.
-    `every`: [count, vocabulary], those of all entries; null if they are not wanted.
+    `tokens`: by row, not by index in `rows`. `chosen`: [count], of the tokens; null if not wanted. `every`: [count,
+    vocabulary], of all entries; null if not wanted.
     """
 
     _fields_ = (("of", Rows), ("tokens", _NUMBERS), ("chosen", _ENTRIES), ("every", _ENTRIES))
@@ -166,22 +166,22 @@ class Judged(ctypes.Structure):
 class Ranked(ctypes.Structure):
     """Takes the largest entries of each row, descending, the first of ties first, and their log-probabilities.
 
-    `ids`, `values`, `logprobs`: [count, RANKED]; -1 and -inf where no more are above -inf. If an entry of the row is no
-    number, no log-probability is either.
+    `ids`, `values`, `logprobs`: [count, RANKED]; -1 and -inf where no more are above -inf. If an entry of the row is
+    NaN, so are all log-probabilities.
     """
 
     _fields_ = (("of", Rows), ("ids", _OUT_NUMBERS), ("values", _ENTRIES), ("logprobs", _ENTRIES))
 
 
 class Draws(ctypes.Structure):
-    """How rows are sampled, by place in `rows`, and what of them can be chosen.
+    """How rows are sampled, by index in `rows`, and the entries that can be chosen.
 
     `floor`: the logarithm of min_p, -inf for none. `ids`, `words`: [count, CANDIDATES], in order of the ids. `found`:
-    how many they are, 0 where the largest logit is not finite, -1 where the caller has to do without. `peaks`: the
-    largest logits. In a chain only what rows are sampled by is there.
+    their number, 0 if the largest logit is not finite, -1 if the caller must do without. `peaks`: the largest logits.
+    In a chain, only the parameters of sampling are set.
     """
 
-    kept: Any  # what has to live as long as it does
+    kept: Any  # objects to keep alive
     _fields_ = (
         *(("of", Rows), ("temperature", _DOUBLES), ("top_p", _DOUBLES), ("floor", _DOUBLES), ("top_k", _NUMBERS)),
         *((name, _WORDS) for name in ("seed", "sample", "position")),
@@ -190,14 +190,14 @@ class Draws(ctypes.Structure):
 
 
 class Chain(ctypes.Structure):
-    """Passes one after the other.
+    """Consecutive passes.
 
-    By sequence, of which there are as many as the first pass has wanted rows: its slot, and the number of passes that
-    it takes part in, at least 1, lowered where a result is not finite, and where a token is one of `ends`, of which
-    there are `ending`, if the sequence is to end there; by sequence and pass, what `Score` makes of it, and whether a
-    key of the last layer is not finite, which of the first pass stands there.
+    By sequence, one per wanted row of the first pass: its slot, and the number of passes that it takes part in, at
+    least 1, lowered where a result is not finite, and, if `to_end` is set for it, where a token is one of the `ending`
+    tokens of `ends`. By sequence and pass: the results of `Score`, and whether a key of the last layer is not finite,
+    which for the first pass is in `Pass.broken`.
 
-    Where sequences are sampled, and `draws` tells how, the results are logits instead, kept unless `results` is null,
+    Where sequences are sampled, according to `draws`, the results are logits instead, kept unless `results` is null,
     and `tokens` takes, by sequence and pass, what is likely to be chosen, -1 where that cannot be known.
     """
 
@@ -209,11 +209,11 @@ class Chain(ctypes.Structure):
 
 
 class Quantization(ctypes.Structure):
-    """Weights that are quantized, in panels or, where `data` is null, back to the floats that they then stand for.
+    """The quantization of weights, to panels or, if `data` is null, back to the floats that they then stand for.
 
-    `stored`: number format of the weights; `storage`: of the whole numbers. `rows`: [panels, PANEL], the weights of a
-    column; null behind the last one. `packed`: panels of the weights instead, if it is not null. `data`, `steps`,
-    `units`, `minima`, `minimum_units`: as of `Weight` and `Scales`; where data is null, they only say what there is.
+    `stored`: number format of the weights; `storage`: of the whole numbers. `rows`: [panels, PANEL], the weights of
+    each column; null after the last one. `packed`: panels of the weights instead, if not null. `data`, `steps`,
+    `units`, `minima`, `minimum_units`: as in `Weight` and `Scales`; if data is null, they only say what exists.
     `floats`: [rows, inputs].
     """
 
@@ -226,11 +226,11 @@ class Quantization(ctypes.Structure):
 
 
 class Arrangement(ctypes.Structure):
-    """Weights, or scales, that go into panels as they are.
+    """The arrangement of weights, or scales, in panels, with values unchanged.
 
-    `width`: bytes of a number. `together`: inputs whose numbers of a column stand together. `low`, `high`: bits of the
-    planes that bytes go into, less `least`, or by a `table` of 256 if it is not null; 0 for those that stay bytes.
-    `rows`: as of `Quantization`. `data`: as of `Weight`, or of a member of `Scales`.
+    `width`: bytes of a number. `together`: inputs whose numbers of a column are stored together. `low`, `high`: bits of
+    the planes into which bytes go, minus `least`, or by a `table` of 256 if it is not null; 0 for bytes that stay
+    bytes. `rows`: as in `Quantization`. `data`: as in `Weight`, or in a member of `Scales`.
     """
 
     _fields_ = (
@@ -291,7 +291,7 @@ def _enum(values: dict[str, int]) -> str:
 
 
 def _whole_kinds() -> Iterator[str]:
-    """What few_bits.h calls a Kind, of each that there are."""
+    """Yield a Kind of few_bits.h for each format in few bits that is multiplied as whole numbers."""
     for storage, made in FORMATS.items():
         low, high = (*made.planes, 0, 0)[:2]
         for halves, minima in made.grouped if storage.whole else ():
@@ -330,7 +330,7 @@ DIGEST = int.from_bytes(hashlib.sha256(_body().encode()).digest()[:4], "big") >>
 
 
 def header() -> str:
-    """The text of `layout.h`."""
+    """Return the text of `layout.h`."""
     return f"""/* Made by setup.py; detgen/program/steps.py and detgen/kernels/c/layout.py say what things mean. */
 
 #ifndef DETGEN_LAYOUT
@@ -347,10 +347,10 @@ def header() -> str:
 
 
 class LaidOut:
-    """A program as C takes it.
+    """A program in the form that C takes.
 
     Args:
-        program: whose steps are all there; it keeps the arrays that the structures point to.
+        program: complete; it keeps the arrays alive that the structures point to.
 
     Attributes:
         whole: all of its steps.
@@ -367,7 +367,7 @@ class LaidOut:
         self.whole = self._made(self._steps, program.steps[-1])
 
     def part(self, *chosen: int) -> Program:
-        """Some of the steps."""
+        """Return a program of some of the steps."""
         return self._made((Step * len(chosen))(*(self._steps[i] for i in chosen)), self._program.steps[chosen[-1]])
 
     def _made(self, some: ctypes.Array[Step], last: operands.Step) -> Program:

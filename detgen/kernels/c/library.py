@@ -1,4 +1,4 @@
-"""Running a program by the build of pass.c for this processor."""
+"""Runs a program with the build of pass.c for this processor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from detgen.program.states import Convolve, Recurrence
 from detgen.program.widening import widened
 
 BUILDS = ("bf16", "vnni", "avx512", "avxvnni", "avx2", "dotprod", "plain")  # the fastest first
-CHOICE = "DETGEN_BUILD"  # environment variable: the build that runs, to compare bits
+CHOICE = "DETGEN_BUILD"  # environment variable that selects a build, to compare bits
 
 
 REINSTALL = "reinstall detgen (pip install --force-reinstall --no-deps, with the name or folder that it came from)"
@@ -34,7 +34,7 @@ REINSTALL = "reinstall detgen (pip install --force-reinstall --no-deps, with the
 
 @cache
 def build(name: str) -> ctypes.CDLL | None:
-    """A build by its name; None if it is missing, of another version, or this processor cannot run it."""
+    """Load a build by name; None if it is missing, of another version, or not for this processor."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).parent / f"_{name}{suffix}"
         if not path.is_file():
@@ -59,10 +59,11 @@ def build(name: str) -> ctypes.CDLL | None:
 
 
 def best_build() -> ctypes.CDLL:
-    """The build that `DETGEN_BUILD` names, else the fastest that this processor can run.
+    """Return the build that `DETGEN_BUILD` names, else the fastest one for this processor.
 
     Raises:
-        EngineError: if `DETGEN_BUILD` names no build, or one that this processor cannot run; if no build can be loaded.
+        EngineError: if `DETGEN_BUILD` names no build, or one that this processor cannot run; or if no build can be
+            loaded.
     """
     if asked := os.environ.get(CHOICE):
         if asked not in BUILDS:
@@ -81,10 +82,10 @@ class Runner:
 
     Args:
         found: the build that runs it.
-        program: the steps; more of them are not taken up.
+        program: the steps; later additions are ignored.
 
     Attributes:
-        program: the same.
+        program: as given.
     """
 
     def __init__(self, found: ctypes.CDLL, program: Program) -> None:
@@ -94,13 +95,13 @@ class Runner:
     def run(
         self, rows: Rows, given: Mapping[Buffer, Array], take: Take | None = None, *, exact: bool = False
     ) -> np.ndarray:
-        """Run a pass by so many `threads`; what it returns as `Interpreter.run`.
+        """Run a pass on `threads` threads; returns the same as `Interpreter.run`.
 
         Args:
-            rows: see there.
-            given: likewise.
-            take: likewise.
-            exact: whether inputs stay as they are where they would be rounded, which is slow.
+            rows: as for `Interpreter.run`.
+            given: as for `Interpreter.run`.
+            take: as for `Interpreter.run`.
+            exact: whether to skip the rounding of inputs, which is slow.
 
         Raises:
             MemoryError: if there is no memory for the buffers.
@@ -113,7 +114,7 @@ class Runner:
         sort = -1
         for i, step in enumerate(self.program.steps):
             sort = i if isinstance(step, Sort) else sort
-            # The rows of experts are known while a program runs.
+            # The rows of experts are known only while a program runs.
             chosen = (sort, i) if isinstance(step, ExpertLinear) else (i,)
             part = self._widened(*chosen) if exact else self._laid_out.part(*chosen)
             broken |= self._run(part, rows, all_given)
@@ -122,7 +123,7 @@ class Runner:
         return broken
 
     def _widened(self, *chosen: int) -> layout.Program:
-        """Some of the steps, `widened`."""
+        """Return some of the steps, `widened`."""
         made = Program(*self.program.buffers)
         made.steps = [widened(self.program.steps[i]) for i in chosen]
         return LaidOut(made).whole
@@ -130,18 +131,18 @@ class Runner:
     def chain(
         self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run passes one after the other; in each, sequences go on with the largest logit of the one before.
+        """Run consecutive passes; in each, sequences continue with the largest logit of the pass before.
 
         Args:
-            rows: those of the first pass, of which one a sequence is wanted, in their order.
-            slots: int64 [sequences], theirs.
+            rows: of the first pass; one row per sequence is wanted, in the order of the sequences.
+            slots: int64 [sequences], the slots of the sequences.
             lengths: int64 [sequences], passes that each takes part in, at least 1; lowered where a result is not
                 finite, and where a sequence ends.
-            ends: where they do; None for nowhere.
+            ends: where sequences end; None for nowhere.
 
         Returns:
-            What SCORE makes of the rows, float32 [sequences, passes, SCORED], and whether a key of the last layer is
-            not finite, bool [sequences, passes]; anything where a sequence takes no part.
+            The SCORED numbers of the rows, float32 [sequences, passes, SCORED], and whether a key of the last layer is
+            not finite, bool [sequences, passes]; arbitrary where a sequence takes no part.
 
         Raises:
             MemoryError: if there is no memory for the buffers.
@@ -158,19 +159,19 @@ class Runner:
         ends: Ends | None = None,
         logits: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run passes one after the other; in each, sequences go on with what their sampling is likely to choose.
+        """Run consecutive passes; in each, sequences continue with what their sampling is likely to choose.
 
         Args:
-            rows: see `chain`, like slots, lengths and ends.
-            slots: theirs.
-            lengths: also lowered where the choice cannot be known.
+            rows: as for `chain`.
+            slots: as for `chain`.
+            lengths: as for `chain`; also lowered where the choice cannot be known.
             draws: how the sequences' first tokens are sampled; see `choosing.draws`.
-            ends: where they do.
-            logits: takes the rows' logits, float32 [sequences, passes, vocabulary]; None if they are not needed.
+            ends: as for `chain`.
+            logits: takes the rows' logits, float32 [sequences, passes, vocabulary]; None to discard them.
 
         Returns:
             The tokens, int64 [sequences, passes], -1 where the choice cannot be known, or a sequence takes no part; and
-            what keys are not finite, see `chain`.
+            which keys are not finite, as for `chain`.
 
         Raises:
             MemoryError: if there is no memory for the buffers.
@@ -181,7 +182,7 @@ class Runner:
         return tokens, self._chain(rows, slots, lengths, ends, chain)
 
     def _chain(self, rows: Rows, slots: np.ndarray, lengths: np.ndarray, ends: Ends | None, chain: Chain) -> np.ndarray:
-        """Run it; returns whether keys of the last layer are not finite, bool [sequences, passes]."""
+        """Run a chain; return whether keys of the last layer are not finite, bool [sequences, passes]."""
         assert rows.spans is None or not chain.draws, "states cannot be set back where a row read what does not stand"
         chain.steps = int(lengths.max())
         broken = np.zeros((len(slots), chain.steps), bool)
@@ -198,7 +199,7 @@ class Runner:
         return broken
 
     def alone(self, step: int, x: np.ndarray, rows: Rows) -> np.ndarray:
-        """What one step makes of x, float32 [rows, width]; arguments as `run`'s."""
+        """Run one step on x, float32 [rows, width]; return its results. Arguments as for `run`."""
         made = self.program.steps[step]
         out = np.zeros((len(x), made.writes.width), np.float32)
         self._run(self._laid_out.part(step), rows, {made.reads[0]: x, made.writes: out})
@@ -218,7 +219,7 @@ class Runner:
         return broken
 
     def _task(self, rows: Rows, addresses: ctypes.Array[ctypes.c_void_p], broken: np.ndarray) -> Pass:
-        """The pass as the library takes it."""
+        """Return the pass in the form that the library takes."""
         stateful = any(isinstance(step, Convolve | Recurrence) for step in self.program.steps)
         assert rows.spans is not None or not stateful, "layers that keep states are told of the spans of a pass"
         return Pass(

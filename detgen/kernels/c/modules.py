@@ -1,7 +1,7 @@
-"""Modules of a model in the arithmetic `detgen-2`: what transformers' forward calls where no native decoder knows it.
+"""Modules in the arithmetic `detgen-2`, called by transformers' forward of models without a program.
 
-Promise: a row has the same bits whatever rows stand beside it, however many there are, on any processor. All tensors
-are float32 unless it is said; weights may be in 16 bits and are widened when they are read.
+Promise: a row has the same bits whatever rows are beside it, however many, on any processor. All tensors are float32
+unless stated otherwise; weights may be in 16 bits and are widened when read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from detgen.program.experts import Combine, ExpertLinear, Sort
 from detgen.program.operands import PANEL, Activation, Buffer, Into, Step
 from detgen.program.program import Program
 
-_POSITIONS = 2048  # for which angles are worked out at first
+_POSITIONS = 2048  # positions for which angles are computed at first
 
 
 def _call(reads: tuple[Buffer, ...], *made: Step) -> Call:
@@ -51,7 +51,7 @@ class NativeLinear(nn.Module):
         return self._call(x.reshape(-1, self.in_features))[0].view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """Shape, for printing."""
+        """Return the shape, for printing."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
@@ -61,8 +61,8 @@ class NativeNorm(nn.Module):
     Args:
         size: entries of that axis.
         weight: [size], [vectors, size] if each vector of a row has its own, or None for none.
-        bias: like it.
-        epsilon: is added to the mean square.
+        bias: shaped like the weight; None for none.
+        epsilon: added to the mean square.
         centred: whether it is a layer norm instead of a root-mean-square norm.
     """
 
@@ -90,16 +90,16 @@ class NativeNorm(nn.Module):
         self._call = _call((x,), norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] -> [..., size]; [..., vectors, size] where each has its own weight."""
+        """[..., size] -> [..., size]; [..., vectors, size] if each vector has its own weight."""
         return self._call(x.reshape(-1, self._row))[0].view(x.shape)
 
 
 class ByRow:
-    """A step that only depends on how long rows are.
+    """A step that depends only on the length of rows.
 
     Args:
-        step: makes it of what it reads and writes.
-        outputs: entries of a row that is written; None for as many as are read.
+        step: makes the step, given the buffers that it reads and writes.
+        outputs: entries of a row of results; None for as many as are read.
     """
 
     def __init__(self, step: Callable[[Buffer, Buffer], Step], outputs: int | None = None) -> None:
@@ -116,17 +116,17 @@ class ByRow:
 
 
 def by_softmax() -> ByRow:
-    """The softmax of the last axis."""
+    """Return the softmax over the last axis."""
     return ByRow(lambda x, y: steps.Softmax(name="softmax", x=x, to=y))
 
 
 def by_sum() -> ByRow:
-    """The sum of the last axis, [..., n] -> [..., 1]."""
+    """Return the sum over the last axis, [..., n] -> [..., 1]."""
     return ByRow(lambda x, y: steps.Sum(name="sum", x=x, to=y), 1)
 
 
 def by_activation(function: Activation) -> ByRow:
-    """A function of each entry."""
+    """Return an activation as a function of each entry."""
     return ByRow(lambda x, y: steps.Activate(name="activation", x=x, to=Into(y), function=function))
 
 
@@ -143,12 +143,12 @@ class NativeActivation(nn.Module):
 
 
 class NativeFeedForward(nn.Module):
-    """A feed-forward.
+    """A feed-forward layer.
 
     Args:
-        up: its first linear layers, weights [inner, hidden] and biases: a gate and what it opens, one of both, or one
+        up: the first linear layers, weights [inner, hidden] and biases: a gate and what it opens, one of both, or one
             without a gate.
-        down: its last one, [hidden, inner].
+        down: the last linear layer, [hidden, inner], and its bias.
         activation: of the gate, or of `up`.
         gated: whether there is a gate.
     """
@@ -176,7 +176,7 @@ class NativeFeedForward(nn.Module):
 
 
 class NativeExperts(nn.Module):
-    """Gated feed-forwards of which each row takes some.
+    """Gated feed-forward layers, of which each row takes some.
 
     Args:
         up: gates and what they open, [experts, 2 * inner, hidden].
@@ -193,7 +193,7 @@ class NativeExperts(nn.Module):
         self._calls: dict[int, Call] = {}
 
     def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Sum of each row's experts, in order of their numbers.
+        """Add up the results of each row's experts, in order of the experts' numbers.
 
         Args:
             hidden: [rows, hidden].
@@ -234,10 +234,10 @@ class NativeAngles(nn.Module):
     """Cosines and sines of a rotary embedding, for transformers' own rotation.
 
     Args:
-        rotaries: frequencies, float32 [n], and the amplitude of the cosines and sines, by the kind of layer; one for
-            None where all are alike.
-        order: which of the n angles each entry of a row has, int64 [entries].
-        config: of the embedding, which some models ask for its settings.
+        rotaries: frequencies, float32 [n], and the amplitude of the cosines and sines, by kind of layer; the key is
+            None if all layers are alike.
+        order: the index of the angle of each entry of a row, int64 [entries].
+        config: of the embedding; some models read settings from it.
     """
 
     def __init__(
@@ -257,8 +257,8 @@ class NativeAngles(nn.Module):
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two tensors [..., entries] of positions, int64 [...]; x is not read."""
-        with torch._C.DisableTorchFunction():  # only room is made: the census need not know
+        """Return cosines and sines [..., entries] of positions, int64 [...]; x is not read."""
+        with torch._C.DisableTorchFunction():  # only extends the tables, which the census need not see
             last = int(position_ids.numpy().max(initial=0))
         if last >= self._positions:
             self._reach(1 << last.bit_length())

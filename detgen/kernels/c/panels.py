@@ -1,4 +1,4 @@
-"""Weights of linear layers as back ends read them: in panels of 32 columns, as they are or in few bits."""
+"""Weights of linear layers in the layout that back ends read: panels of 32 columns, unchanged or in few bits."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def panels(
     form: Form = "none",
     empty: Empty = huge_pages.empty,
 ) -> Weight:
-    """One weight of several.
+    """Combine several weights into one.
 
     Args:
-        weights: [outputs, inputs] each; what is quantized stays as it is if all of them are so.
-        columns: how many columns of each of the weights stand in a panel, which has some of all of them; PANEL puts the
-            weights one behind the other.
-        form: what becomes of them, where they fit; those of `PAIRED` are for weights in bf16.
-        empty: makes the arrays.
+        weights: [outputs, inputs] each; kept in their quantization if all of them have the same one.
+        columns: how many columns of each weight stand in a panel, so that a panel has columns of every weight; PANEL
+            puts one weight after the other.
+        form: the format to convert weights to, if they fit; those of `PAIRED` are for weights in bf16.
+        empty: creates the arrays.
 
     Raises:
-        EngineError: as `quantize`.
+        EngineError: as for `quantize`.
     """
     found = alike([weight if isinstance(weight, Quantized) else array(weight) for weight in weights])
     floats = [weight for weight in found if isinstance(weight, np.ndarray)]
@@ -89,14 +89,14 @@ def panels(
 def arranged(
     parts: Sequence[np.ndarray], columns: int, empty: Empty, storage: Storage | None = None, least: int = 0
 ) -> np.ndarray:
-    """Rows of numbers in panels, by arrange.c.
+    """Arrange rows of numbers in panels, by arrange.c.
 
     Args:
         parts: [outputs, inputs] each, of one dtype.
-        columns: as of `panels`.
-        empty: likewise.
-        storage: how they are stored, [panels, inputs / together, others]; None for [panels, inputs, PANEL].
-        least: of whole numbers, the smallest that there may be.
+        columns: as for `panels`.
+        empty: as for `panels`.
+        storage: the format to store them in, [panels, inputs / together, others]; None for [panels, inputs, PANEL].
+        least: the smallest possible value of whole numbers.
     """
     kept, inputs = [with_rows(part) for part in parts], parts[0].shape[1]
     places, made = places_of(kept, columns), None if storage is None else FORMATS[storage]
@@ -116,7 +116,7 @@ def arranged(
 
 @cache
 def _codes(levels: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint8]:
-    """Of each byte, the code of the level that it is; of what stands for two, the first one."""
+    """Return the code of the level that each byte is; where two codes have the same level, the first."""
     found = {level % 256: code for code, level in reversed(list(enumerate(levels)))}
     return (ctypes.c_uint8 * 256)(*(found.get(byte, 0) for byte in range(256)))
 
@@ -124,13 +124,13 @@ def _codes(levels: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint8]:
 def joined(
     weights: Sequence[Array | Quantized], biases: Sequence[Array], form: Form = "none", *, gated: bool = False
 ) -> Weight:
-    """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
+    """Join linear layers that read the same input into one: in sequence, or as pairs of a gate and what it opens.
 
     Args:
         weights: [outputs, inputs] each.
-        biases: [outputs] each; none if they have none.
-        form: as `panels`'.
-        gated: whether there is a gate and what it opens, one of both if there is one weight.
+        biases: [outputs] each; empty for none.
+        form: as for `panels`.
+        gated: whether the weights are a gate and what it opens, or one weight of both.
     """
     columns = PANEL
     if gated:
@@ -144,7 +144,7 @@ def joined(
 
 
 def _in_columns(biases: Sequence[Array], columns: int) -> np.ndarray:
-    """Biases as `Weight` has them."""
+    """Return biases in the layout of `Weight`."""
     found: np.ndarray = array(panels([array(bias)[:, None] for bias in biases], columns, empty=empty).data)
     return found.astype(np.float32).ravel()
 
@@ -155,7 +155,7 @@ def stacked(
     form: Form = "none",
     biases: Sequence[Sequence[Array]] = (),
 ) -> Weight:
-    """The weights of experts, one behind the other; arguments of each as `panels`', biases as `joined`'s."""
+    """Stack the weights of experts; arguments per expert as for `panels`, biases as for `joined`."""
     first = panels(experts[0], columns, form, empty)
 
     def room(of: np.ndarray) -> np.ndarray:
@@ -172,6 +172,6 @@ def stacked(
 
 
 def halves(weight: Array | Quantized) -> list[Array | Quantized]:
-    """A gate and what it opens, of one weight."""
+    """Split one weight into a gate and what it opens."""
     half = weight.shape[0] // 2
     return [rows_of(weight, part) for part in (slice(half), slice(half, None))]

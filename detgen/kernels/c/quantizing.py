@@ -1,8 +1,8 @@
 """Weights in few bits: whole numbers times a scale that a group of inputs shares.
 
-What is quantized here, by quantize.c, is stored as llama.cpp's Q8_0, Q4_0 and Q4_K: scales are float16 numbers, each of
-32 inputs, or whole numbers times a float16 unit of 256. Where these do not divide a row, q4_k has scales and minima in
-float16, like Q4_1. Files may have others (`Scales`), and whole numbers that stand for codes: bitsandbytes' formats do.
+What quantize.c quantizes is stored like llama.cpp's Q8_0, Q4_0 and Q4_K: scales are float16 numbers, one per 32 inputs,
+or whole numbers times a float16 unit per 256. Where these do not divide a row, q4_k has scales and minima in float16,
+like Q4_1. Files may have other scales (`Scales`), and numbers that stand for codes, like bitsandbytes' formats.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from detgen.program.arrays import Array, array, floats
 from detgen.program.operands import GROUP, PANEL, UNIT, Scales, Weight
 from detgen.program.storage import FORMATS, Storage
 
-# What becomes of weights: they stay as they are, bf16 stands in pairs, or they are quantized here.
+# The target format of weights: unchanged, bf16 in pairs, or quantized here.
 Form = Literal["none", "pairs", "tc25", "tc24", "q8", "q4", "q4_k"]
-Empty = Callable[..., np.ndarray]  # makes an array of a shape, as `empty` does
+Empty = Callable[..., np.ndarray]  # creates an array of a shape, as `empty` does
 MADE: dict[Form, Storage] = {"q8": Storage.BYTE, "q4": Storage.NIBBLE, "q4_k": Storage.NIBBLE}
 PAIRED: dict[Form, Storage] = {"pairs": Storage.PAIR, "tc25": Storage.TC25, "tc24": Storage.TC24}
-# Of numbers as they are, by the names of their formats.
+# The storage of unquantized numbers, by the names of their formats.
 STORAGE = {made.dtype: storage for storage, made in FORMATS.items() if storage <= Storage.HALF}
 
 
 def empty(*shape: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """An array whose numbers are not set."""
+    """Return an uninitialized array."""
     return np.empty(shape, dtype)
 
 
 class Quantized(NamedTuple):
     """Weights in few bits.
 
-    Each is its whole number, or the code of it, times its group's scale, rounded to float32, plus the group's minimum,
-    rounded again.
+    Each is its whole number, or the code that it stands for, times its group's scale, rounded to float32, plus the
+    group's minimum, rounded again.
 
     Attributes:
-        whole: int8 [outputs, inputs], as many as `storage` has; or [experts, outputs, inputs].
-        scales: [outputs, groups], likewise.
-        storage: how it is stored.
-        codes: float32 [16], those of -8 to 7; None where whole numbers are what they are.
+        whole: int8 [outputs, inputs], in the range of `storage`; or [experts, outputs, inputs].
+        scales: [outputs, groups]; or [experts, outputs, groups].
+        storage: the number format.
+        codes: float32 [16], for -8 to 7; None if the whole numbers are literal.
     """
 
     whole: np.ndarray
@@ -57,26 +57,26 @@ class Quantized(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the weights."""
+        """The shape of the weights."""
         return self.whole.shape
 
     def rows(self, chosen: slice | np.ndarray | int) -> Quantized:
-        """Some outputs; some experts, or one."""
+        """Select outputs; or experts, or one expert."""
         return self._replace(whole=self.whole[chosen], scales=self.scales.each(lambda x: x[chosen]))
 
     def columns(self, order: np.ndarray) -> Quantized | np.ndarray:
-        """Its inputs in another order; float32 where that takes groups apart that share a scale."""
+        """Reorder the inputs; returns float32 if that separates groups that share a scale."""
         scales, each = self.scales, np.arange(self.scales.group)
         groups = order[:: len(each)] // len(each)
         if not np.array_equal((groups[:, None] * len(each) + each).ravel(), order):
             return self.weight()[..., order]
-        if scales.units is not None:  # which several groups share
+        if scales.units is not None:  # shared by several groups
             steps, minima = scales.floats()
             scales = Scales(steps=steps, minima=minima, storage=Storage.FLOAT, group=len(each))
         return self._replace(whole=self.whole[..., order], scales=scales.each(lambda x: x[..., groups]))
 
     def weight(self) -> np.ndarray:
-        """float32 [outputs, inputs]."""
+        """Return the weights in float32, [outputs, inputs]."""
         scales, minima = self.scales.floats()
         numbers = self.whole.astype(np.float32) if self.codes is None else self.codes[self.whole.astype(np.int64) + 8]
         groups = numbers.reshape(*numbers.shape[:-1], -1, self.scales.group)
@@ -88,19 +88,19 @@ class Quantized(NamedTuple):
 
 
 def kind(weight: Array | Quantized) -> Hashable:
-    """What weights in few bits that can be joined have in common; None of those that are not quantized."""
+    """Return what weights in few bits must have in common to be joined; None for unquantized weights."""
     if not isinstance(weight, Quantized):
         return None
     return weight.storage, weight.scales.kind, None if weight.codes is None else tuple(weight.codes.tolist())
 
 
 def rows_of(weight: Array | Quantized, chosen: slice | np.ndarray | int) -> Array | Quantized:
-    """Some outputs of a weight, or of a bias; some experts, or one."""
+    """Select outputs of a weight or a bias; or experts, or one expert."""
     return weight.rows(chosen) if isinstance(weight, Quantized) else array(weight)[chosen]
 
 
 def alike(weights: Sequence[np.ndarray | Quantized]) -> Sequence[np.ndarray | Quantized]:
-    """The weights in one form, as they are if they have one."""
+    """Convert weights to a common format; unchanged if they have one."""
     kinds = {kind(w) for w in weights}
     if len(kinds) == 1 and None not in kinds:
         return weights
@@ -109,17 +109,17 @@ def alike(weights: Sequence[np.ndarray | Quantized]) -> Sequence[np.ndarray | Qu
 
 
 def cat(weights: Sequence[np.ndarray | Quantized], dim: int) -> np.ndarray | Quantized:
-    """The weights, one behind the other, in one form."""
+    """Concatenate weights in a common format."""
     return _together(weights, lambda *x: np.concatenate(x, dim))
 
 
 def in_turns(weights: Sequence[np.ndarray | Quantized]) -> np.ndarray | Quantized:
-    """Weights of experts, [experts, outputs, ...] each, in one form: all first outputs, then all second ones."""
+    """Interleave weights of experts, [experts, outputs, ...] each, in a common format: all first outputs come first."""
     return _together(weights, lambda *x: np.stack(x, 2).reshape(len(x[0]), -1, *x[0].shape[2:]))
 
 
 def _together(weights: Sequence[np.ndarray | Quantized], join: Callable[..., np.ndarray]) -> np.ndarray | Quantized:
-    """One weight of several, in one form; `join` makes one array of those of all."""
+    """Combine weights in a common format; `join` combines one array of each."""
     weights = alike(weights)
     if len(weights) == 1:
         return weights[0]
@@ -131,16 +131,16 @@ def _together(weights: Sequence[np.ndarray | Quantized], join: Callable[..., np.
 
 
 def quantize(weights: Sequence[np.ndarray], columns: int, form: Form, empty: Empty) -> tuple[np.ndarray, Scales]:
-    """Weights in few bits, in panels: data and scales, as `Weight` has them.
+    """Quantize weights into panels; return data and scales in the layout of `Weight`.
 
-    Of q8, the largest magnitude of a group becomes 127 or -127; of q4, -8, so that 7 is the largest number of the other
-    sign; of q4_k, scale and minimum are searched for (quantize.c).
+    In q8, the largest magnitude of a group becomes 127 or -127; in q4, -8, so that 7 is the largest number of the other
+    sign; in q4_k, scale and minimum are searched for (quantize.c).
 
     Args:
-        weights: [outputs, inputs] each, of one number format; inputs are whole groups.
-        columns: how many columns of each of them stand in a panel; PANEL puts them one behind the other.
+        weights: [outputs, inputs] each, of one number format, with whole groups of inputs.
+        columns: how many columns of each weight stand in a panel; PANEL puts one weight after the other.
         form: one of `MADE`.
-        empty: makes the arrays.
+        empty: creates the arrays.
 
     Raises:
         EngineError: if a weight is infinite, not a number, or too large.
@@ -158,16 +158,16 @@ def quantize(weights: Sequence[np.ndarray], columns: int, form: Form, empty: Emp
 
 
 def with_rows(x: np.ndarray) -> np.ndarray:
-    """The array, [rows, entries], with the entries of a row behind each other."""
+    """Return the array, [rows, entries], with contiguous rows."""
     return x if x.strides[1] == x.itemsize else np.ascontiguousarray(x)
 
 
 def places_of(arrays: Sequence[np.ndarray], columns: int) -> np.ndarray:
-    """Where the columns of panels lie in memory, int64 [panels, PANEL], 0 behind the last ones.
+    """Return the addresses of the columns of panels, int64 [panels, PANEL], 0 after the last column.
 
     Args:
-        arrays: `with_rows`, one for each part of a panel; or, behind each other, as many as there are.
-        columns: of a part.
+        arrays: with contiguous rows, one per part of a panel; or any number, one after the other.
+        columns: columns of a part.
     """
     rows = [x.ctypes.data + x.strides[0] * np.arange(len(x), dtype=np.int64) for x in arrays]
     if columns == PANEL:
@@ -177,10 +177,10 @@ def places_of(arrays: Sequence[np.ndarray], columns: int) -> np.ndarray:
 
 
 def quantized(weight: Weight, form: Form) -> Weight:
-    """A weight in few bits, of one that is in panels already, of numbers in floating point and whole groups of inputs.
+    """Quantize a weight that is in panels already, in floating point, with whole groups of inputs.
 
     Raises:
-        EngineError: as `quantize`.
+        EngineError: as for `quantize`.
     """
     made, shape, source = FORMATS[MADE[form]], weight.data.shape[:-2], array(weight.data)
     count = math.prod(shape)
@@ -195,10 +195,10 @@ def quantized(weight: Weight, form: Form) -> Weight:
 
 
 def narrowed(weight: np.ndarray, form: Form) -> np.ndarray:
-    """float32, what a weight, [..., inputs], stands for once it is in a form; as it is if it does not fit.
+    """Return in float32 what a weight, [..., inputs], becomes in a form; unchanged if it does not fit.
 
     Raises:
-        EngineError: as `quantize`.
+        EngineError: as for `quantize`.
     """
     if form not in MADE or weight.ndim < 2 or weight.shape[-1] % GROUP:
         return floats(weight)
@@ -214,17 +214,17 @@ def narrowed(weight: np.ndarray, form: Form) -> np.ndarray:
 
 
 def bytes_of(panels: int, inputs: int, form: Form) -> int:
-    """What `quantized` makes takes, in bytes."""
+    """Return the bytes of a result of `quantized`."""
     return panels * (inputs * PANEL * FORMATS[MADE[form]].bits // 8 + _room(1, inputs, form, empty).nbytes)
 
 
 def fits(weight: np.ndarray | Quantized) -> bool:
-    """Whether a weight, [outputs, inputs], has whole groups of inputs."""
+    """Return whether a weight, [outputs, inputs], has whole groups of inputs."""
     return len(weight.shape) == 2 and weight.shape[1] % GROUP == 0
 
 
 def _room(panels: int, inputs: int, form: Form, empty: Empty) -> Scales:
-    """Scales of a format, to be filled in."""
+    """Allocate the scales of a format."""
 
     def of(each: int, dtype: type[np.generic]) -> np.ndarray:
         return empty(panels, inputs // each, PANEL, dtype=np.dtype(dtype))
@@ -237,7 +237,7 @@ def _room(panels: int, inputs: int, form: Form, empty: Empty) -> Scales:
 
 
 def _told(stored: Storage, panels: int, inputs: int, form: Form, scales: Scales) -> Quantization:
-    """What the library is told of weights and their scales."""
+    """Describe weights and their scales to the library."""
     told = Quantization(threads(), stored, MADE[form], panels, inputs)
     for name in ("steps", "units", "minima", "minimum_units"):
         found = getattr(scales, name)

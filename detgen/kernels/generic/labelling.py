@@ -1,8 +1,8 @@
-"""What torch's operators do to rows: each entry of a tensor has a label, the row that it belongs to.
+"""Traces what torch's operators do to rows: each entry of a tensor has a label, the row that it belongs to.
 
-An operator that moves entries moves their labels with them. One that computes an entry from several must find the same
-label on all of them. So which axis the rows are on is never guessed, and a mixture of rows is found by what the
-operator is, not by the numbers it gave.
+An operator that moves entries moves their labels, too. One that computes an entry from several must find the same label
+on all of them. So the axis of the rows is never guessed, and a mixture of rows is found by the kind of operator, not by
+its numbers.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from detgen.kernels.generic import operators as ops
 
-NONE = -1  # an entry of no row: of a weight, or of a constant
+NONE = -1  # label of an entry without a row: of a weight or a constant
 
 
 def has_rows(labels: torch.Tensor) -> bool:
-    """Whether any entry belongs to a row, or to several."""
+    """Return whether any entry belongs to a row, or to several."""
     return bool((labels != NONE).any())
 
 
 class Labels:
-    """The labels of a pass's tensors; -2 and below are those of entries of several rows, by what mixed them."""
+    """The labels of a pass's tensors; -2 and below mark entries of several rows, by the operator that mixed them."""
 
     def __init__(self) -> None:
         self._mixers: list[str] = []
         self._known: dict[int, torch.Tensor] = {}
-        self._held: list[torch.Tensor] = []  # so that no other tensor gets the id of one that is known
+        self._held: list[torch.Tensor] = []  # so that no other tensor gets the id of a known one
 
     def know(self, x: torch.Tensor, labels: torch.Tensor) -> None:
-        """Give a tensor labels of its shape, int32."""
+        """Set a tensor's labels, int32 of its shape."""
         self._held.append(x)
         self._known[id(x)] = labels
 
     def known(self, x: torch.Tensor) -> torch.Tensor | None:
-        """A tensor's labels; None if it was there before the pass."""
+        """Return a tensor's labels; None if it existed before the pass."""
         return self._known.get(id(x))
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor's labels, whatever it is."""
+        """Return a tensor's labels, of any tensor."""
         found = self._known.get(id(x))
-        # Without the memory of a weight's own.
+        # Without allocating memory for the labels of weights.
         return torch.full((), NONE, dtype=torch.int32).expand(x.shape) if found is None else found
 
     def mixer(self, labels: torch.Tensor) -> str | None:
-        """The operator that mixed rows that these are labels of; None if they are of one row each."""
+        """Return the operator that mixed rows, given labels; None if each entry belongs to one row."""
         least = int(labels.min()) if labels.numel() else NONE
         return self._mixers[NONE - 1 - least] if least < NONE else None
 
     def mixed(self, name: str) -> int:
-        """The label of what an operator mixes."""
+        """Return the label of entries that an operator mixed."""
         if name not in self._mixers:
             self._mixers.append(name)
         return NONE - 1 - self._mixers.index(name)
 
     def combined(self, labels: Sequence[torch.Tensor], name: str) -> torch.Tensor:
-        """Of entries that are made of those at their places, by broadcasting."""
+        """Combine labels of entries at the same place, by broadcasting."""
         found, *others = labels
         for other in others:
             a, b = torch.broadcast_tensors(found, other)
@@ -68,7 +68,7 @@ class Labels:
         return found
 
     def along(self, labels: torch.Tensor, dims: Sequence[int], name: str) -> torch.Tensor:
-        """Of entries that are made of all along some axes, which have one entry then."""
+        """Combine labels along some axes, which are then of size 1."""
         if not labels.ndim or not dims:
             return labels
         if not labels.numel():
@@ -82,14 +82,14 @@ class Labels:
     def found(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: list[torch.Tensor], *, strange: bool
     ) -> list[torch.Tensor]:
-        """Labels of an operator's results.
+        """Return the labels of an operator's results.
 
         Args:
             func: the operator.
             args: its arguments.
-            kwargs: likewise.
+            kwargs: its named arguments.
             out: its results.
-            strange: whether numbers among the arguments, or results of no tensors, depend on how many rows there are.
+            strange: whether numeric arguments, or results without tensor arguments, depend on the number of rows.
         """
         name, base, named = str(func), ops.base_name(func), ops.bound(func, args, kwargs)
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
@@ -120,7 +120,7 @@ class Labels:
         return [torch.full(x.shape, label, dtype=torch.int32) for x in out]
 
     def _moved(self, func: Any, base: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The operator itself, on the labels."""
+        """Apply the operator itself to the labels."""
         kwargs = {n: v for n, v in kwargs.items() if n not in ("dtype", "layout", "device", "pin_memory")}
         args, kwargs = tree_map(lambda x: self.of(x) if isinstance(x, torch.Tensor) else x, (args, kwargs))
         if base == "_to_copy":
@@ -130,7 +130,7 @@ class Labels:
         return [x for x in tree_flatten(func(*args, **kwargs))[0] if isinstance(x, torch.Tensor)]
 
     def _read(self, name: str, base: str, func: Any, named: dict[str, Any]) -> torch.Tensor:
-        """Labels of the entries that are read, and of those that say which."""
+        """Return labels that combine those of the entries read with those of the indices."""
         if base == "embedding":
             labels = self.of(named["indices"])[..., None]
             return labels.expand(*labels.shape[:-1], named["weight"].shape[1])
@@ -173,14 +173,14 @@ class Labels:
         return [(kept if y.ndim == x.ndim else dropped).expand(y.shape).clone() for y in out]
 
     def _product(self, name: str, base: str, named: dict[str, Any]) -> torch.Tensor:
-        """Each entry is of a row of one matrix and of a column of the other."""
+        """Combine the labels of a row of one matrix and a column of the other."""
         names = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2")}
         a, b = (self.of(named[n]) for n in names.get(base, ("batch1", "batch2")))
         parts = [self.along(a, [-1], name), self.along(b, [-2], name)]
         return self.combined(parts + ([self.of(named["self"])] if base in ("addmm", "baddbmm") else []), name)
 
     def _scattered(self, name: str, named: dict[str, Any]) -> torch.Tensor:
-        """Entries of a tensor take others, along an axis."""
+        """Return labels of a tensor some of whose entries are replaced along an axis."""
         target, dim = self.of(named["self"]), int(named["dim"])
         parts = [self.of(x) for x in (named["index"], named.get("src")) if isinstance(x, torch.Tensor)]
         merged = self.along(self.combined(parts, name), [dim], name)

@@ -1,4 +1,4 @@
-"""Attention in the arithmetic `detgen-2` for forwards that are not native themselves, which find it from inside."""
+"""Attention in the arithmetic `detgen-2` for transformers' own forwards, whose attention layers call it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from detgen.program.program import Program
 
 # Called with layer, q, k, v and the layer's traits; see `PagedAttention.attend`.
 AttendRows = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionTraits], torch.Tensor]
-# Not every model passes unknown keyword arguments on to its attention.
+# A context variable, since not every model passes unknown keyword arguments on to its attention.
 _current: ContextVar[AttendRows] = ContextVar("detgen_pass")
 
 
@@ -29,7 +29,7 @@ class PagedAttention:
     """Stores keys and values in place and attends over pages; one pass at a time.
 
     Args:
-        cache: where they are stored.
+        cache: where keys and values are stored.
     """
 
     def __init__(self, cache: KVBuffers) -> None:
@@ -39,10 +39,10 @@ class PagedAttention:
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: InputBatch, traits: AttentionTraits
     ) -> torch.Tensor:
-        """Attention of the rows of a pass in one layer; computed in float32 whatever they are in.
+        """Compute the attention of a pass's rows in one layer, in float32 whatever the dtype of the arguments.
 
         Args:
-            layer: its index.
+            layer: index of the layer.
             q: [rows, heads, head_size].
             k: [rows, kv_heads, head_size].
             v: [rows, kv_heads, value head_size].
@@ -85,13 +85,13 @@ class PagedAttention:
 
 
 def attend_current(*args: Any) -> torch.Tensor:
-    """Attention of the pass in progress; arguments as `AttendRows`."""
+    """Compute attention for the pass in progress; arguments as for `AttendRows`."""
     return _current.get()(*args)
 
 
 @contextmanager
 def attending(attend: AttendRows) -> Iterator[None]:
-    """Use this attention for the passes inside the block."""
+    """Use `attend` for the passes inside the block."""
     token = _current.set(attend)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Proves an operator by itself: its rows have the same bits in any number of rows as alone, with any number of threads.
+"""Proves an operator: its rows have the same bits in any number of rows as alone, with any number of threads.
 
-Promise: what passes was run at every row count up to MOST, laid out in memory as a model's passes lay it out, and
-compared in bits with each row computed alone, by one thread and by as many as the run has.
+Promise: the operator was run at every row count up to MOST, with memory laid out as in a model's passes, and compared
+in bits with each row computed alone, by one thread and by as many as the run has.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MOST = 512  # rows of a pass
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """How an argument holds its rows.
+    """The layout of an argument's rows.
 
     Attributes:
         axis: the axis of the rows.
-        each: places of a row on it.
-        inner: whether a row's places are as far apart as there are rows, instead of side by side.
-        shape: its size in some pass.
-        strides: of each axis (a, b), a + b * rows.
+        each: entries of a row along that axis.
+        inner: whether a row's entries are as far apart as there are rows, instead of side by side.
+        shape: the argument's size in some pass.
+        strides: (a, b) per axis, for a stride of a + b * rows.
         like: the argument in that pass.
     """
 
@@ -39,7 +39,7 @@ class Laid:
     like: torch.Tensor
 
     def empty(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for that many rows, the axes that repeat their entries having one; and the whole argument on it."""
+        """Return memory for `rows` rows, with size 1 on axes that repeat entries, and the whole argument on it."""
         sizes = [rows * self.each if i == self.axis else n for i, n in enumerate(self.shape)]
         strides = [a + b * rows for a, b in self.strides]
         held = [1 if s == 0 else n for n, s in zip(sizes, strides, strict=True)]
@@ -48,7 +48,7 @@ class Laid:
         return memory, memory.expand(sizes)
 
     def at(self, rows: torch.Tensor, count: int) -> torch.Tensor:
-        """Places on the axis of some rows out of `count`, in the order in which so many rows would have theirs."""
+        """Return the indices on the axis of some rows among `count`, in the order that so many rows would have."""
         return places(rows, self.each, count, inner=self.inner)
 
 
@@ -62,14 +62,14 @@ def places(rows: torch.Tensor, each: int, count: int, *, inner: bool) -> torch.T
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An operator and how it was called.
+    """An operator and the arguments of a call.
 
     Attributes:
         name: its name.
         func: the operator.
         args: (args, kwargs).
-        laid: of each tensor among these; None for one without rows.
-        out: of each result the axis of its rows, places of each and `inner`, as in `Laid`; None for one without rows.
+        laid: the layout of each tensor argument; None for one without rows.
+        out: for each result, the axis of its rows, `each` and `inner`, as in `Laid`; None for one without rows.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Sample:
 
     @property
     def key(self) -> object:
-        """The same for samples of which one proof is enough."""
+        """A key that is equal for samples that one proof covers."""
         rest = [
             repr(x) if not isinstance(x, torch.Tensor) else (x.dtype, None if laid is None else laid.strides)
             for x, laid in self._leaves()
@@ -98,7 +98,7 @@ class Sample:
         return [(x, next(laid) if isinstance(x, torch.Tensor) else None) for x in tree_flatten(self.args)[0]]
 
     def run(self, made: list[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Its results where arguments with rows are these."""
+        """Run the operator with these arguments with rows; return its results."""
         leaves, spec = tree_flatten(self.args)
         given = iter(made)
         found = [x if not isinstance(x, torch.Tensor) else (x if (one := next(given)) is None else one) for x in leaves]
@@ -109,10 +109,10 @@ class Sample:
 
 @torch.no_grad()
 def prove(sample: Sample) -> int | None:
-    """The least row count at which a row is not as it is alone; 0 if threads change bits, None if nothing does.
+    """Return the least row count at which a row differs from itself alone; 0 if threads change bits, None if none.
 
     Args:
-        sample: the operator; numbers are drawn from those that its arguments had.
+        sample: the operator; numbers are drawn from those of its arguments.
     """
     threads = torch.get_num_threads()
     counts = sorted({1, threads})
@@ -139,7 +139,7 @@ def prove(sample: Sample) -> int | None:
 
 
 def _drawn(laid: Laid) -> torch.Tensor:
-    """Numbers of MOST rows, like those that the argument had."""
+    """Draw numbers for MOST rows, similar to those of the argument."""
     memory, _ = laid.empty(MOST)
     g = torch.Generator().manual_seed(memory.numel())
     pool = laid.like.flatten()
