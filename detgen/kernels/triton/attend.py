@@ -1,11 +1,11 @@
 """Attention over the pages of a KV cache.
 
-Promise: the result of a row depends on its query and on the keys and values at the positions that it sees, and on
-nothing else: not on the other rows of its piece, nor on how windows are cut into pieces, nor on how long others are.
+Promise: the result of a row depends only on its query and on the keys and values at the positions that it sees: not on
+the other rows of its piece, nor on how windows are cut into pieces, nor on the length of others.
 
-Two launches, as docs/numerics.md states it: a program reads one section of the keys of some queries, block after block;
-another joins the sections of some queries, in their order. What a row does not see is selected away, never added. To
-join what is known of no keys changes nothing, so a program reads all blocks that one of its queries sees.
+Two launches, as docs/numerics.md defines: a program reads one section of the keys of some queries, block after block;
+another joins the sections of some queries, in order. Keys that a row does not see are masked out, never added. Joining
+a result over no keys changes nothing, so a program reads all blocks that any of its queries sees.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from detgen.program.steps import Attend
 
 _PAGE = tl.constexpr(PAGE)
 _BLOCKS = tl.constexpr(SECTION_BLOCKS)
-_QUERIES = 8  # of a program, at most: more of them take more registers than there are
-_MOST = 1 << 28  # bytes of the results of sections that there are at a time
+_QUERIES = 8  # of a program, at most: more would need more registers than there are
+_MOST = 1 << 28  # most bytes of the results of sections at once
 
 
 @triton.jit
 def _first_seen(position, window, chunk):
-    """The first key that the row at a position sees; a window or a chunk of 0 bounds nothing."""
+    """Return the first key that the row at a position sees; a window or a chunk of 0 bounds nothing."""
     of_window = tl.where((window > 0) & (position >= window), position - window + 1, position * 0)
     of_chunk = position // tl.maximum(chunk, 1) * chunk
     return tl.maximum(of_window, of_chunk)
@@ -36,7 +36,7 @@ def _first_seen(position, window, chunk):
 
 @triton.jit
 def _queries(pieces, piece, tile, GROUP: tl.constexpr, QUERIES: tl.constexpr):
-    """Of a tile of a piece: slot, rows, positions, heads in the group, which are there, first and last position."""
+    """Return, of a tile of a piece: slot, rows, positions, heads in the group, which exist, first and last position."""
     slot, start = tl.load(pieces + 4 * piece), tl.load(pieces + 4 * piece + 1)
     count, first = tl.load(pieces + 4 * piece + 2), tl.load(pieces + 4 * piece + 3)
     of = tile * QUERIES + tl.arange(0, QUERIES)
@@ -48,9 +48,9 @@ def _queries(pieces, piece, tile, GROUP: tl.constexpr, QUERIES: tl.constexpr):
 
 @triton.jit
 def _joined(most, total, results, behind_most, behind_total, behind_results):
-    """What is known of queries, with what is known of keys behind.
+    """Join the results for queries over some keys with those over later keys.
 
-    That is the largest score and the total of the weights, [QUERIES], and the weighted values, [QUERIES, WIDTH].
+    A result is the largest score and the total of the weights, [QUERIES], and the weighted values, [QUERIES, WIDTH].
     """
     largest = tl.where(behind_most > most, behind_most, most)
     shift = tl.where(largest > float("-inf"), largest, 0.0)
@@ -100,7 +100,7 @@ def _read(
         lowest = _first_seen(position, window, chunk)
         query = qkv + row * WIDE + ((head + own) * GROUP + of_group) * SIZE
         state = ((row * heads + own) * GROUP + of_group) * tl.cdiv(blocks, _BLOCKS) + section
-        of = results + state * STRIDE  # holds weights of a block, before it takes the results
+        of = results + state * STRIDE  # holds the weights of a block before it takes the results
         most = tl.full((QUERIES,), float("-inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         sums = tl.zeros((QUERIES, WIDTH), tl.float32)
@@ -121,7 +121,7 @@ def _read(
             x = tl.where((seen >= lowest[:, None]) & (seen <= position[:, None]), x, float("-inf"))
             top = tl.max(tl.where(x == x, x, float("-inf")), 1)
             weights = exponential(x - tl.where(top > float("-inf"), top, 0.0)[:, None])
-            tl.debug_barrier()  # the weights of the block before have been read
+            tl.debug_barrier()  # the weights of the previous block have been read
             tl.store(of[:, None] + key[None, :], weights, mask=there[:, None])
             tl.debug_barrier()
             lanes = tl.zeros((QUERIES, 16), tl.float32)
@@ -189,14 +189,14 @@ def _join(
 
 
 def attend(step: Attend, qkv: torch.Tensor, pieces: torch.Tensor, tables: torch.Tensor, to: torch.Tensor) -> None:
-    """`steps.Attend` of all rows of a pass.
+    """Compute `steps.Attend` for all rows of a pass.
 
     Args:
         step: the step.
-        qkv: float32 [rows, width], what `steps.Rotate` left.
-        pieces: int64 [pieces, 4], as `lay_out` of kernels/attention makes them; pieces of no tokens are passed over.
+        qkv: float32 [rows, width], as left by `steps.Rotate`.
+        pieces: int64 [pieces, 4], as from `lay_out` of kernels/attention; pieces without tokens are skipped.
         tables: int64 [slots, blocks], the page of each block of PAGE positions of a slot.
-        to: float32 [rows, heads * values]; takes the results. What belongs to no piece stays as it is.
+        to: float32 [rows, heads * values]; takes the results. Rows of no piece are left unchanged.
     """
     cache, (rows, wide), blocks = step.cache, qkv.shape, tables.shape[1]
     kv_heads, group, sections = cache.kv_heads, cache.heads // cache.kv_heads, triton.cdiv(blocks, SECTION_BLOCKS)

@@ -1,11 +1,11 @@
-"""Linear layers on tensor cores, of weights and inputs in bf16.
+"""Linear layers on tensor cores, with weights and inputs in bf16.
 
-Promise: a part of PART_INPUTS begins at zero, and tensor cores add its products up, inputs ascending, as
-`detgen/program/tensor_cores.py` says; the sums of parts are added in their order within a section of SECTION_PARTS, and
-those of sections in theirs, as docs/numerics.md says. A tile has no say in it. A part has several products of matrices:
-Triton makes one product that is added to a sum one that begins with the sum.
+Promise: a part of PART_INPUTS begins at zero, and tensor cores add up its products, inputs ascending, as
+`detgen/program/tensor_cores.py` describes; the sums of parts are added in order within a section of SECTION_PARTS, and
+those of sections in order, as docs/numerics.md defines. The tile has no influence. A part has several products of
+matrices: when a product is added to a sum, Triton starts the product from the sum.
 
-The rule belongs to a kind of device. What is not computed by tensor cores, as in Triton's interpreter, is emulated.
+The rule depends on the kind of device. Where tensor cores do not compute, as in Triton's interpreter, it is emulated.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ _PANEL = tl.constexpr(PANEL)
 _PART = tl.constexpr(PART_INPUTS)
 _SECTION = tl.constexpr(SECTION_PARTS * PART_INPUTS)
 _TO_24_BITS = tl.constexpr(-(1 << 29))  # of a float64
-_DEPTH = PART_INPUTS // 2  # of a product of matrices: two to a part
-ROWS, COLUMNS = 64, 32  # of a tile, at most; Hopper and Blackwell have instructions for 64 rows
+_DEPTH = PART_INPUTS // 2  # inputs of a product of matrices: two per part
+ROWS, COLUMNS = 64, 32  # most rows and columns of a tile; Hopper and Blackwell have instructions for 64 rows
 
 
 def rule_of(device: torch.device | str) -> Storage:
-    """By which tensor cores of a CUDA device add up products of bf16."""
+    """Return the rule by which a CUDA device's tensor cores add up products of bf16."""
     return Storage.TC25 if torch.cuda.get_device_capability(device) >= (9, 0) else Storage.TC24
 
 
 def rules_on(device: torch.device | str) -> tuple[Storage, ...]:
-    """The rules that can be computed there; in Triton's interpreter, all."""
+    """Return the rules that a device can compute: all in Triton's interpreter."""
     return tuple(RULES) if INTERPRETED else (rule_of(device),)
 
 
 def kinds(storage: Storage) -> list[int]:
-    """BITS and DEPTH of a product, as the kernel takes them."""
+    """Return BITS and DEPTH of a product for the kernel."""
     return [*RULES[storage]] if INTERPRETED else [0, _DEPTH]
 
 
 @triton.jit
 def _exponent(x):
-    """Of float32, int32; that of zeros and of what is subnormal is the least."""
+    """Return the exponents of float32, int32; zeros and subnormal numbers have the least."""
     return tl.maximum((x.to(tl.int32, bitcast=True) >> 23) & 255, 1) - 127
 
 
 @triton.jit
 def _power(exponent):
-    """float64."""
+    """Return 2^exponent, float64."""
     return ((exponent + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def _added(sums, x, weights, BITS: tl.constexpr):
-    """The sums with products; by tensor cores, or where there are BITS, as they would, of inputs that go together."""
+    """Add products to the sums: by tensor cores, or, if there are BITS, emulated for inputs added together."""
     if BITS == 0:
         return tl.dot(x, weights, sums)
     x, weights, start = x.to(tl.float32), weights.to(tl.float32), sums.to(tl.float64)
@@ -102,7 +102,7 @@ def core_linear(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`linear._linear` of inputs in bf16."""
+    """`linear._linear` for inputs in bf16."""
     item, item_there, read, output, there, panel, column = of_one_weight(
         items, outputs, panels, routes, GATED, PICKS, SHARED, ROWS, COLUMNS
     )

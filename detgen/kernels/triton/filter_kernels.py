@@ -1,14 +1,14 @@
-"""Where top_k and top_p cut a row: found by buckets, then by dividing a range, without sorting.
+"""Finds where top_k and top_p cut a row: by buckets, then by dividing a range, without sorting.
 
-Promise: what is kept is what `filters.kept` keeps. Entries are counted, and their shares of the probability are whole
-numbers: such sums are the same in every order.
+Promise: the kept entries are those of `filters.kept`. Entries are counted, and their shares of the probability are
+whole numbers: such sums are the same in every order.
 
 Three launches. The first puts a row's entries into BUCKETS: eight of equal width reach from the largest logit to the
-least of the sections' largest, the others go on. It sums the buckets of each section, SECTION entries at multiples of
-SECTION. From these sums one sees in which buckets the row can be cut, and the second launch lists their entries,
-ascending. The third, a program a row, narrows the range of this list's logits to an eighth, again and again, until one
-is left: first for top_k, then for top_p, whose total is what top_k keeps. Then it finds the last of the ties that are
-kept. The first two launches read the row once each, the third its list, up to 11 times a filter and twice more.
+least of the sections' largest, the others continue below. It sums the buckets of each section, SECTION entries at
+multiples of SECTION. These sums show in which buckets the row can be cut; the second launch lists the entries of these
+buckets, ascending. The third, one program per row, repeatedly narrows the range of this list's logits to an eighth
+until one is left: first for top_k, then for top_p, whose total is what top_k keeps. Then it finds the last tie that is
+kept. The first two launches read the row once each, the third its list, up to 11 times per filter and twice more.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from detgen.kernels.triton.row_reading import (
 )
 
 BUCKETS = 32
-_TILE = 512  # entries of a list at a time
-_PIVOTS = 8  # by which the range of a boundary is divided at a time
+_TILE = 512  # entries of a list processed at once
+_PIVOTS = 8  # pivots that divide the range of a boundary
 
 
 @triton.jit
 def divided(table, rows, row, vocabulary):
-    """Whether top_k or top_p can drop entries of a row."""
+    """Return whether top_k or top_p can drop entries of a row."""
     top_k = tl.load(table + TOP_K * rows + row)
     return ((top_k > 0) & (top_k < vocabulary)) | (parameter(table, rows, row, TOP_P) < 1)
 
 
 @triton.jit
 def key(x):
-    """An integer, int32, that orders float32 as their values: zeros of both signs are equal."""
+    """Return an int32 that orders like the float32; zeros of both signs are equal."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
 def _value(bound):
-    """The float32 whose key this int64 is."""
+    """Return the float32 with a given key, int64."""
     bits = bound.to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _bucket(x, best, row, sections, SECTIONS: tl.constexpr, BUCKETS: tl.constexpr):
-    """The bucket of each logit: 0 has the largest. Eight buckets reach to the least of the sections' largest."""
+    """Return the bucket of each logit; 0 has the largest. Eight buckets reach to the least of the sections' largest."""
     at = tl.arange(0, SECTIONS)
     peak = peak_of(best, row, sections, SECTIONS)
     least = tl.min(tl.load(best + row * sections + at, mask=at < sections, other=float("inf")), 0)
@@ -74,7 +74,7 @@ def _shares(x, peak, inverse):
 
 @triton.jit
 def _cut(top_p, total):
-    """The least whole number that is not below top_p of the total, and at least 1."""
+    """Return the least whole number that is at least top_p of the total, and at least 1."""
     limit = top_p * total.to(tl.float64)
     whole = limit.to(tl.int64)
     return tl.maximum(whole + (whole.to(tl.float64) < limit).to(tl.int64), 1)
@@ -116,8 +116,8 @@ def _weigh(
 
 @triton.jit
 def _span(counts, masses, table, rows, row, vocabulary, sections, SECTIONS: tl.constexpr, BUCKETS: tl.constexpr):
-    """The buckets in which a row can be cut: the first and the last, the entries and shares before them, and how many
-    entries they have; and all shares of the row."""
+    """Return the first and last bucket in which a row can be cut, the entries and shares before them, the number of
+    their entries, and all shares of the row."""
     at, j = tl.arange(0, SECTIONS), tl.arange(0, BUCKETS)
     place = (row * sections + at[:, None]) * BUCKETS + j[None, :]
     here = (at < sections)[:, None]
@@ -189,12 +189,12 @@ def _boundary(
     TILE: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """The least key from `low` to `high` beyond which there are fewer than `limit` entries, or less of shares.
+    """Return the least key from `low` to `high` beyond which there are fewer than `limit` entries, or less share.
 
-    `number` and `mass` are those before the list; returns the key, and the number and mass beyond it.
+    `number` and `mass` are those before the list; also returned are the number and mass beyond the key.
     """
     j = tl.arange(0, PIVOTS)
-    beyond, weight = number, mass  # of `high`
+    beyond, weight = number, mass  # beyond `high`
     while low < high:
         pivots = low + (high - low) * j // PIVOTS
         n, m = tl.zeros((PIVOTS,), tl.int64) + number, tl.zeros((PIVOTS,), tl.int64) + mass
@@ -205,7 +205,7 @@ def _boundary(
             n += tl.sum(more.to(tl.int32), 0)
             m += tl.sum(tl.where(more, _shares(x, peak, inverse)[:, None], 0), 0)
         less = (m if BY_MASS else n) < limit
-        first = PIVOTS - tl.sum(less.to(tl.int32), 0)  # of those beyond which there is less
+        first = PIVOTS - tl.sum(less.to(tl.int32), 0)  # the first pivot beyond which there is less
         low = tl.maximum(low, tl.max(tl.where(less, low, pivots + 1), 0))
         high = tl.minimum(high, tl.min(tl.where(less, pivots, high), 0))
         beyond = tl.where(first < PIVOTS, tl.sum(tl.where(j == first, n, 0), 0), beyond)
@@ -215,7 +215,7 @@ def _boundary(
 
 @triton.jit
 def _fitting(mass, room, most):
-    """The least whole number, up to `most`, whose product with `mass` is not below `room`."""
+    """Return the least whole number, up to `most`, whose product with `mass` is at least `room`."""
     least = most * 0
     while least < most:
         middle = (least + most) >> 1
@@ -291,16 +291,16 @@ def _settle(
 
 
 def boundaries(logits: torch.Tensor, table: torch.Tensor, found: Read) -> torch.Tensor:
-    """Where top_k and top_p cut rows.
+    """Find where top_k and top_p cut rows.
 
     Args:
         logits: float32 [rows, vocabulary].
-        table: parameters by row, see `sampling.Asked`.
-        found: what was read of the rows.
+        table: parameters by row, see `sampling_kernels.Asked`.
+        found: the result of `read` for the rows.
 
     Returns:
-        int64 [rows, 2]: the key of the least logit that is kept, and the last entry with this key that is. Anything of
-        rows that are not cut.
+        int64 [rows, 2]: the key of the least logit that is kept, and the last entry with this key that is. Arbitrary
+        for rows that are not cut.
     """
     (rows, vocabulary), sections = logits.shape, found.best.shape[1]
     counts = torch.empty(rows, sections, BUCKETS, dtype=torch.int32, device=logits.device)

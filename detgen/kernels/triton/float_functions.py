@@ -1,8 +1,8 @@
-"""Functions in an order of their own: the bits that docs/numerics.md states, whatever GPU and compiler.
+"""Functions with a fixed order of operations: the bits that docs/numerics.md defines, on any GPU and with any compiler.
 
-Triton's own `exp` is an approximation of the GPU, its `/` and `sqrt` may be, and its `log` comes from a library; these
-are made of additions, products, quotients and fused multiply-adds, each rounded as IEEE 754 says, so that an element
-depends on its argument alone, and tests without a GPU see the bits that one gives.
+Triton's own `exp` is the GPU's approximation, its `/` and `sqrt` may be, and its `log` comes from a library; these
+functions consist of additions, products, quotients and fused multiply-adds, each rounded according to IEEE 754, so that
+a result depends only on its argument, and tests without a GPU see the bits of a GPU.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _RECIPROCAL_ROOT = tl.constexpr(int(Activation.RECIPROCAL_ROOT))
 
 @triton.jit
 def nearest_bf16(x):
-    """The nearest number of bf16 of float32, of ties the even one, kept in float32; not for NaN."""
+    """Round float32 to bf16, ties to even, kept in float32; not for NaN."""
     bits = x.to(tl.uint32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def exponential(x):
-    """e^x of float32 up to 88, and 0 below -87: Cephes' `expf`, as `reference.exponential`."""
+    """e^x of float32 up to 88, and 0 below -87: Cephes' `expf`, like `arithmetic.exponential`."""
     inside = tl.where(x < -87.0, -87.0, x)
     n = tl.fma(inside, 1.44269504, 12582912.0) - 12582912.0  # 1.5 * 2^23: adding it rounds to a whole number
     r = tl.fma(n, -0.693359375, inside)
@@ -43,7 +43,7 @@ def exponential(x):
     p = tl.fma(p, r, 1.6666665459e-1)
     p = tl.fma(p, r, 5.0000001201e-1)
     p = tl.fma(p * r, r, r) + 1.0
-    whole = tl.where(n == n, n, 0.0).to(tl.int32)  # of NaN, p is NaN
+    whole = tl.where(n == n, n, 0.0).to(tl.int32)  # if n is NaN, so is p
     power = ((whole + 127) << 23).to(tl.float32, bitcast=True)
     return tl.where(x < -87.0, 0.0, p * power)
 
@@ -57,13 +57,13 @@ def sigmoid(x):
 
 @triton.jit
 def _signed_as(a, b):
-    """a, which is not negative, with the sign of b."""
+    """Return a, which is not negative, with the sign of b."""
     return tl.where(b.to(tl.int32, bitcast=True) < 0, a * -1.0, a)
 
 
 @triton.jit
 def tangent(x):
-    """tanh x, as `reference.tangent`."""
+    """tanh x, like `arithmetic.tangent`."""
     square = x * x
     p = tl.fma(square, -5.70498872745e-3, 2.06390887954e-2)
     p = tl.fma(p, square, -5.37397155531e-2)
@@ -76,7 +76,7 @@ def tangent(x):
 
 @triton.jit
 def error_function(x):
-    """erf x, as `reference.error_function`."""
+    """erf x, like `arithmetic.error_function`."""
     size, square = tl.abs(x), x * x
     p = tl.fma(square, 7.853906573e-05, -8.010208257e-04)
     p = tl.fma(p, square, 5.188329611e-03)
@@ -96,7 +96,7 @@ def error_function(x):
 
 @triton.jit
 def activated(x, KIND: tl.constexpr):
-    """A function of `Activation`."""
+    """Apply a function of `Activation`."""
     if KIND == _SILU:
         x = x * sigmoid(x)
     elif KIND == _GELU_TANH:
@@ -127,9 +127,9 @@ def capped(x, cap):
 
 @triton.jit
 def logarithm(x):
-    """Natural logarithm of float64, positive, finite and not subnormal: fdlibm's `log`, as `exact.logarithm`."""
+    """Natural logarithm of float64, positive, finite and normal: fdlibm's `log`, like `fdlibm.logarithm`."""
     bits = x.to(tl.int64, bitcast=True)
-    mantissa = ((bits & 0xFFFFFFFFFFFFF) | 0x3FE0000000000000).to(tl.float64, bitcast=True)  # 0.5 or more, below 1
+    mantissa = ((bits & 0xFFFFFFFFFFFFF) | 0x3FE0000000000000).to(tl.float64, bitcast=True)  # at least 0.5, below 1
     small = mantissa < 0.70710678118654752440
     f = tl.where(small, mantissa + mantissa, mantissa) - 1.0
     k = ((bits >> 52) - 1022 - small.to(tl.int64)).to(tl.float64)
@@ -147,9 +147,9 @@ def logarithm(x):
 
 @triton.jit
 def share(x):
-    """e^x of float32 up to 0 in units of 2^-40, rounded to whole numbers, int64, as `filters.shares`.
+    """e^x of float32 up to 0 in units of 2^-40, rounded to int64, like `filters.shares`.
 
-    Their sum is the same in every order; that of a row of fewer than 2^23 entries does not overflow.
+    Sums are the same in every order; that of a row of fewer than 2^23 entries does not overflow.
     """
     units = exponential(x).to(tl.float64) * 1099511627776.0
     return (units + 6755399441055744.0 - 6755399441055744.0).to(tl.int64)  # 1.5 * 2^52: adding it rounds
@@ -157,9 +157,9 @@ def share(x):
 
 @triton.jit
 def fold(lanes, ROWS: tl.constexpr, LANES: tl.constexpr = 16):
-    """The sums of lanes, [ROWS, LANES] -> [ROWS], of sixteen or of the first ones, where the others are 0.
+    """Add up lanes, [ROWS, LANES] -> [ROWS]: sixteen, or the first LANES of them if the others are 0.
 
-    Those eight apart are added, then four, two and one.
+    Lanes eight apart are added, then four, two and one apart.
     """
     if LANES == 16:
         a, b = tl.split(tl.permute(tl.reshape(lanes, (ROWS, 2, 8)), (0, 2, 1)))
@@ -178,7 +178,7 @@ def fold(lanes, ROWS: tl.constexpr, LANES: tl.constexpr = 16):
 
 @triton.jit
 def part_of(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The rows (int64) and columns of a program's tile, and which of its entries [ROWS, COLUMNS] are there."""
+    """Return the rows (int64) and columns of a program's tile, and which of its entries, [ROWS, COLUMNS], exist."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     return row, column, (row < rows)[:, None] & (column < width)[None, :]
@@ -186,7 +186,7 @@ def part_of(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def put(to, x, there, factor, ADDS: tl.constexpr, SCALES: tl.constexpr):
-    """Stores or adds x * factor, as `Into` says."""
+    """Store or add x * factor, according to `Into`."""
     if SCALES:
         x = x * factor
     if ADDS:

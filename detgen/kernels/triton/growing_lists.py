@@ -1,7 +1,7 @@
-"""Adjustments of passes one after the other, which go on with what is chosen: penalties count it on the device.
+"""Adjustments in consecutive passes that continue with their choices: penalties are counted on the device.
 
-Promise: the entries of a row are those that `Adjuster.after` gives for the tokens before it, each with the same bits,
-beside free ones, which adjust nothing. A row's program writes to no other row's entries.
+Promise: the entries of a row are those of `Adjuster.after` for the tokens before it, with the same bits, besides free
+ones, which adjust nothing. A row's program writes to no other row's entries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from detgen.kernels.penalties import Growing
 from detgen.kernels.triton.launching import OPTIONS, sent
 from detgen.kernels.triton.row_reading import Lists
 
-_MANY = 128  # entries at a time
+_MANY = 128  # entries processed at once
 
 
 @triton.jit
@@ -48,16 +48,16 @@ def _grow(ids, terms, counts, bounds, learners, late, tokens, how, entries, sequ
 
 
 class GrowingLists(NamedTuple):
-    """The adjustments of sequences in one call, on a device.
+    """The adjustments of several sequences in a call, on a device.
 
     Attributes:
-        bounds: int64 [sequences, 2], where the entries of each begin and end, on the CPU.
-        learns: bool [sequences], whether what it chooses counts.
-        left: int64 [sequences], passes from its first on in which bans hold.
-        ids: int32 [entries]; -1 of free ones, as many as a sequence may need.
+        bounds: int64 [sequences, 2], begin and end of each sequence's entries, on the CPU.
+        learns: bool [sequences], whether its choices are counted.
+        left: int64 [sequences], number of its first passes in which bans hold.
+        ids: int32 [entries]; -1 for free entries, as many as a sequence may need.
         terms: float32 [5, entries], see `Adjustment`.
-        counts: float32 [entries], how often the completion has each.
-        how: float32 [3, sequences], what a token that occurred has in terms 1 to 3 for each time.
+        counts: float32 [entries], how often each occurs in the completion.
+        how: float32 [3, sequences], terms 1 to 3 of a token that occurred, per occurrence.
     """
 
     bounds: np.ndarray
@@ -70,7 +70,7 @@ class GrowingLists(NamedTuple):
 
     @classmethod
     def of(cls, growing: Sequence[Growing | None], passes: np.ndarray, device: torch.device) -> GrowingLists:
-        """From one a sequence, None of those to which nothing is done, and the passes that each takes part in."""
+        """Convert from one per sequence, None for no adjustment, and the number of passes that each takes part in."""
         known = np.array([0 if g is None else len(g.ids) for g in growing], np.int64)
         learns = np.array([g is not None and g.penalties.counted for g in growing])
         sizes = known + np.where(learns, passes, 0)
@@ -89,12 +89,12 @@ class GrowingLists(NamedTuple):
         return cls(np.stack([ends - sizes, ends], 1), learns, left, *on_device)
 
     def after(self, there: np.ndarray, depth: np.ndarray, tokens: torch.Tensor) -> Lists:
-        """Those of a pass: take in what its rows read.
+        """Return the adjustments of a pass, after counting the tokens that its rows read.
 
         Args:
             there: int64 [rows], the sequences of the rows.
-            depth: int64 [rows], passes before in which each chose; those with none come last.
-            tokens: int64 [rows of the others], what these chose last.
+            depth: int64 [rows], the number of earlier passes in which each chose; those with none come last.
+            tokens: int64 [rows that chose before], their last choices.
         """
         rows = len(there)
         learners, late = np.where(self.learns[there] & (depth > 0), there, -1), depth == self.left[there]

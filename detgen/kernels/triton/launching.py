@@ -1,4 +1,4 @@
-"""What all kernels share."""
+"""The common part of all kernel launches."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import triton
 from triton import knobs
 from triton.language import TRITON_MAX_TENSOR_NUMEL
 
-# Whether kernels run in Triton's interpreter, where a program takes as long whatever the size of its tile is.
+# Whether kernels run in Triton's interpreter, where a program takes the same time whatever the size of its tile.
 INTERPRETED: bool = knobs.runtime.interpret
-_WHOLE = 4096  # the most entries of a side of a tile there
+_WHOLE = 4096  # the most entries of a side of a tile in the interpreter
 
-# Products and sums are fused only where a kernel says so: what a compiler would fuse changes with its version.
+# Products and sums are fused only where a kernel says so: compilers' choices change with their versions.
 OPTIONS = {"enable_fp_fusion": False}
 
 
 def above(size: int, least: int = 16) -> int:
-    """The least power of two that holds `size`, and is at least `least`: the sizes that blocks have."""
+    """Return the least power of two that is at least `size` and `least`, as block sizes must be."""
     found: int = max(triton.next_power_of_2(size), least)
     return found
 
 
 def tile(size: int, most: int) -> int:
-    """The side of a tile over `size` entries, of at most `most`. No sum depends on it."""
+    """Return the side of a tile over `size` entries, `most` at most. No sum depends on it."""
     return min(above(size, 1), _WHOLE if INTERPRETED else most)
 
 
 def tiles(
     height: int, width: int, most_rows: int, most_columns: int, deep: int = 1
 ) -> tuple[int, int, tuple[int, int]]:
-    """Rows and columns of the tiles of a result, at most so many, and how many tiles there are.
+    """Return the rows and columns of a result's tiles, bounded, and the number of tiles along each axis.
 
-    `deep` is how many numbers a kernel holds for each entry of a tile.
+    `deep` is how many numbers a kernel holds per entry of a tile.
     """
     columns = tile(width, most_columns)
     rows = min(tile(height, most_rows), max(TRITON_MAX_TENSOR_NUMEL // (columns * deep), 1))
@@ -42,12 +42,12 @@ def tiles(
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Within it, what is launched runs on a device, which must be that of its tensors."""
+    """Launch on a device inside the block; it must be the device of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" and torch.version.cuda is not None else nullcontext()
 
 
 def send(host: torch.Tensor, to: torch.Tensor) -> None:
-    """Copy from this machine's memory to a tensor of a device; nothing waits for it, and `host` may change at once."""
+    """Copy from host memory to a device tensor without waiting; `host` may be changed at once."""
     if to.device.type == "cuda" and torch.version.cuda is not None:
         to.copy_(host.pin_memory(), non_blocking=True)  # torch keeps the pinned copy until the device has read it
     else:
@@ -55,14 +55,14 @@ def send(host: torch.Tensor, to: torch.Tensor) -> None:
 
 
 def sent(host: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """A tensor of a device, likewise."""
+    """Return a tensor on a device, copied as by `send`."""
     to = torch.empty(host.shape, dtype=host.dtype, device=device)
     send(host, to)
     return to
 
 
 def fetched(x: torch.Tensor) -> torch.Tensor:
-    """The same in this machine's memory. Here the host waits for the device, and nowhere else in this package."""
+    """Return the tensor in host memory. This is the only place in this package where the host waits for the device."""
     if x.device.type != "cuda" or torch.version.cuda is None:
         return x.cpu()
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
@@ -72,6 +72,6 @@ def fetched(x: torch.Tensor) -> torch.Tensor:
 
 
 def versions() -> dict[str, str]:
-    """Of what makes machine code of kernels: Triton, and its assemblers, of which the kind of GPU decides the one."""
+    """Return the versions of what compiles kernels: Triton and its assemblers, one of which the kind of GPU selects."""
     tools = [getattr(knobs.nvidia, name, None) for name in ("ptxas", "ptxas_blackwell")]
     return {"triton": version("triton"), "ptxas": ", ".join(tool.version for tool in tools if tool is not None)}

@@ -1,8 +1,8 @@
-"""The most likely tokens of rows and their log-probabilities, which have the bits of docs/numerics.md.
+"""The most likely tokens of rows and their log-probabilities, with the bits of docs/numerics.md.
 
-Promise: what comes out for a row depends on its logits and on how many are wanted. An entry is ranked by one whole
-number, made of its log-probability and, for ties, its id, so no two are equal and no order of comparing matters. Two
-launches: one finds the most likely of each section, the other those among them.
+Promise: the results for a row depend on its logits and on the wanted number. Entries are ranked by a whole number made
+of the log-probability and, for ties, the id, so no two are equal and the order of comparisons does not matter. Of two
+launches, the first finds the most likely tokens of each section, the second those of the row.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ def _of_rows(ranks, counts, out, sections, most, SECTIONS: tl.constexpr, MOST: t
 
 
 def likely(logits: torch.Tensor, found: Read, counts: torch.Tensor, most: int) -> torch.Tensor:
-    """The most likely tokens, descending, of equal ones the lower id first.
+    """Find the most likely tokens, in descending order; of equal ones the lower id comes first.
 
     Args:
-        logits: as those of `sampling_kernels.choose`.
-        found: what `read` says of them.
-        counts: int64 [rows], how many are wanted of each, on the same device.
-        most: the most of these.
+        logits: as for `sampling_kernels.choose`.
+        found: the result of `read` for them.
+        counts: int64 [rows], how many tokens each row wants, on the same device.
+        most: the largest of these counts.
 
     Returns:
-        int32 [rows, 2 * most], pairs of a token and the bits of its log-probability; 0 where no more are wanted.
+        int32 [rows, 2 * most], pairs of a token and the bits of its log-probability; 0 beyond a row's count.
     """
     (rows, vocabulary), (sections, blocks) = logits.shape, (found.best.shape[1], found.tops.shape[1])
     ranks = torch.empty(rows, sections, most, dtype=torch.int64, device=logits.device)

@@ -1,10 +1,10 @@
-"""Linear layers: of weights in panels, in whatever format they are stored.
+"""Linear layers with weights in panels, in any storage format.
 
 Promise: an entry of the result is a chain of fused multiply-adds over the inputs, first to last, in parts of
-PART_INPUTS; the sums of parts are added in their order within a section of SECTION_PARTS, and those of sections in
-theirs, as docs/numerics.md says. A tile holds some rows and columns, and has no say in it. For PAIR, inputs are
-`narrowed`, once for all columns, and of two the odd one comes first. Weights that inputs become whole numbers for: see
-`whole_linear`; by tensor cores: `core_linear`.
+PART_INPUTS; the sums of parts are added in order within a section of SECTION_PARTS, and those of sections in order, as
+docs/numerics.md defines. A tile holds some rows and columns, which has no influence. For PAIR, inputs are `narrowed`,
+once for all columns, and the odd one of two comes first. Weights multiplied by whole numbers: see `whole_linear`; by
+tensor cores: `core_linear`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from detgen.program.operands import GROUP, PANEL, PART_INPUTS, SECTION_PARTS, Ac
 from detgen.program.storage import RULES, SMALLEST, Storage
 
 _SMALLEST = tl.constexpr(SMALLEST)
-_ENTRIES = 1024  # of a tile, at most
+_ENTRIES = 1024  # most entries of a tile
 _PANEL = tl.constexpr(PANEL)
 _PART = tl.constexpr(PART_INPUTS)
 _SECTION = tl.constexpr(SECTION_PARTS * PART_INPUTS)
@@ -30,12 +30,12 @@ _GROUP = tl.constexpr(GROUP)
 _PAIR = tl.constexpr(int(Storage.PAIR))
 _BYTE = tl.constexpr(int(Storage.BYTE))
 _CODE = tl.constexpr(int(Storage.CODE))
-_ROWS, _COLUMNS = 16, 64  # of a tile, at most
+_ROWS, _COLUMNS = 16, 64  # most rows and columns of a tile
 
 
 @triton.jit(do_not_specialize=("entries",))
 def _narrow(x, to, entries, ENTRIES: tl.constexpr):
-    """`storage.bf16` of float32, kept in float32 or bf16."""
+    """Apply `storage.bf16` to float32, keeping float32 or bf16."""
     at = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
     entry = tl.load(x + at, mask=at < entries, other=0.0)
     near = nearest_bf16(entry)
@@ -44,7 +44,7 @@ def _narrow(x, to, entries, ENTRIES: tl.constexpr):
 
 
 def narrowed(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """float32 of any shape, rounded, in float32 or bfloat16."""
+    """Round float32 of any shape to bf16, kept in float32 or bfloat16."""
     to = torch.empty_like(x, dtype=dtype)
     entries = tile(x.numel(), _ENTRIES)
     _narrow[(triton.cdiv(x.numel(), entries),)](x, to, x.numel(), entries, **OPTIONS)
@@ -53,7 +53,7 @@ def narrowed(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tenso
 
 @triton.jit
 def _weights(data, scales, codes, panel, column, input, inputs, there, STORAGE: tl.constexpr):
-    """The weights of an input, float32, of some columns of some panels (int64)."""
+    """Return the weights of an input, float32, for some columns of some panels (int64)."""
     if STORAGE == _CODE:
         half = tl.load(data + (panel * inputs + input) * (_PANEL // 2) + column % (_PANEL // 2), mask=there, other=0)
         wide = tl.load(codes + ((half >> (column // (_PANEL // 2) * 4).to(tl.uint8)) & 15).to(tl.int32))
@@ -100,7 +100,7 @@ def _linear(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    # An item is a row, or one of PICKS routes of a row to experts, all of which read the same inputs where SHARED.
+    # An item is a row, or one of PICKS routes of a row to experts; if SHARED, a row's routes read the same inputs.
     item, output, inside = part_of(items, outputs, ROWS, COLUMNS)
     row_there, there = (item < items)[:, None], (output < outputs)[None, :]
     panel, column = places(output, GATED)
@@ -165,17 +165,17 @@ def linear(
     routes: torch.Tensor | None = None,
     limited: tuple[float, float, float] = (0.0, 1.0, 0.0),
 ) -> None:
-    """What `steps.Linear` says, of experts if there are routes to them: what `ExpertLinear` says.
+    """Compute `steps.Linear`, or, with routes to experts, `ExpertLinear`.
 
     Args:
-        x: float32 [rows, inputs], or [rows, picks * inputs] of experts that each have inputs of their own.
+        x: float32 [rows, inputs], or [rows, picks * inputs] if experts have inputs of their own.
         weight: of the layer, on the same device.
-        to: float32 [rows, outputs], or [rows, picks * outputs], rows may be apart; is written.
-        activation: see `steps.Linear`, like what follows.
-        gated: see there.
-        softcap: see there.
-        add: see `Into`.
-        factor: see there.
+        to: float32 [rows, outputs], or [rows, picks * outputs], written to; its rows need not be adjacent.
+        activation: as in `steps.Linear`.
+        gated: as in `steps.Linear`.
+        softcap: as in `steps.Linear`.
+        add: as in `Into`.
+        factor: as in `Into`.
         routes: float32 [rows, 2 * picks]; None for none.
         limited: limit, slope and shift of `ExpertLinear`.
     """

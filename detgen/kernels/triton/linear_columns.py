@@ -1,4 +1,4 @@
-"""Columns of a linear layer: where they stand in panels, and what becomes of their sums."""
+"""Columns of a linear layer: their places in panels, and the last operations on their sums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PANEL = tl.constexpr(PANEL)
 
 @triton.jit
 def places(output, GATED: tl.constexpr):
-    """The panels (int64) of some outputs, and their columns there; of a gated layer, those of their gates."""
+    """Return the panels (int64) of some outputs, and their columns there; of a gated layer, those of their gates."""
     if GATED:
         panel, column = output // (_PANEL // 2), output % (_PANEL // 2)
     else:
@@ -33,10 +33,10 @@ def of_one_weight(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The place of a tile that has one weight: of experts, it holds one route, and no other rows.
+    """Return the place of a tile with a single weight: with experts, the tile holds one route, and no other rows.
 
-    Its items (int64), which of them are there, and which row of inputs each reads; its outputs, and [1, COLUMNS] which
-    of them are there, their panels (int64) and their columns.
+    Returns its items (int64), which of them exist, the row of inputs that each reads; its outputs, which of them exist,
+    [1, COLUMNS], their panels (int64) and columns.
     """
     row = tl.arange(0, ROWS)
     item = tl.program_id(0).to(tl.int64) * (1 if PICKS else ROWS) + row
@@ -51,7 +51,7 @@ def of_one_weight(
 
 @triton.jit
 def behind(sums, x, first):
-    """The sum with what stands behind; the first stays as it is, if it is -0, too."""
+    """Add the next part to sums; the first stays as it is, even if it is -0."""
     return tl.where(first, x, sums + x)
 
 
@@ -76,10 +76,10 @@ def ended(
     ADDS: tl.constexpr,
     SCALES: tl.constexpr,
 ):
-    """Stores what `steps.Linear` makes of the sums of a tile, [ROWS, COLUMNS].
+    """Store the results of `steps.Linear`, given the sums of a tile, [ROWS, COLUMNS].
 
-    `opened` are those that gates open; `bias` and `to` are where entries of these are, of columns that are `there` and
-    of entries `inside`.
+    `opened` are the sums that gates multiply; `bias` and `to` point to entries of these, for columns that are `there`
+    and entries `inside`.
     """
     if BIASED:
         sums += tl.load(bias, mask=there, other=0.0)

@@ -1,6 +1,6 @@
-"""Counter-based noise, as in `detgen.kernels.noise`, its reference: the same words, and the same bits made of them.
+"""Counter-based noise, with the same words and the same bits as `detgen.kernels.noise`, its reference.
 
-Promise: an entry's noise depends on seed, sample, position and entry, and on nothing else.
+Promise: an entry's noise depends only on seed, sample, position and entry.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _words(seed, sample, position, block):
 
 @triton.jit
 def words_of(seed, sample, position, block, BLOCKS: tl.constexpr):
-    """The random words of the entries 4 * block to 4 * block + 3, uint64 [BLOCKS, 4], of int32 [BLOCKS].
+    """Return the random words of entries 4 * block to 4 * block + 3, uint64 [BLOCKS, 4], for blocks int32 [BLOCKS].
 
     Seed, sample and position are uint64.
     """
@@ -37,21 +37,21 @@ def words_of(seed, sample, position, block, BLOCKS: tl.constexpr):
 
 @triton.jit
 def word_of(seed, sample, position, entry):
-    """The random words of single entries, uint64 [n], of int32 [n]."""
+    """Return the random words of single entries, uint64 [n], for int32 [n]."""
     a, b, c, d = _words(seed, sample, position, entry // 4)
     return tl.where(entry % 4 < 2, tl.where(entry % 4 == 0, a, b), tl.where(entry % 4 == 2, c, d))
 
 
 @triton.jit
 def gumbel(word):
-    """Gumbel(0, 1) noise, float64, from random words."""
+    """Return Gumbel(0, 1) noise, float64, from random words."""
     uniform = ((word >> 11).to(tl.float64) + 0.5) * 1.1102230246251565e-16
-    uniform = tl.where(uniform < 1.0, uniform, uniform - 1.1102230246251565e-16)  # the last word's is rounded to 1
+    uniform = tl.where(uniform < 1.0, uniform, uniform - 1.1102230246251565e-16)  # else the last word's is 1
     return -logarithm(-logarithm(uniform))
 
 
 @triton.jit
 def most_gumbel(word):
-    """Upper bound of `gumbel` up to 1e-5, float32, without float64; see `detgen.kernels.noise.most_gumbel`."""
+    """Return an upper bound of `gumbel` up to 1e-5, float32, without float64, like `noise.most_gumbel`."""
     rest = ((word >> 32).to(tl.uint32) ^ 0xFFFFFFFF).to(tl.float32)
     return 22.18070977791825 - tl.log(rest + 5.960464477539063e-08)

@@ -1,8 +1,8 @@
 """Steps with sums over a row: norms, softmax, sums, the choice of experts.
 
-Promise: a row is cut into blocks of SUM_BLOCK entries. The sum of each is made in sixteen lanes, by an entry's place,
-first to last, and folded; the sum of the blocks' sums likewise, by a block's number (docs/numerics.md). A program takes
-some rows, and BLOCKS blocks of each at a time, and has no say in it.
+Promise: a row is cut into blocks of SUM_BLOCK entries. Each block is summed in sixteen lanes, by an entry's place,
+first to last, and folded; the blocks' sums are summed in the same way, by a block's number (docs/numerics.md). A
+program takes some rows, and BLOCKS blocks of each at a time, which has no influence.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from detgen.program.steps import GaussianTopK, Norm
 
 _BLOCK, _RELU = tl.constexpr(SUM_BLOCK), tl.constexpr(int(Activation.RELU))
 _OVER_ALL, _OVER_PICKS, _SIGMOIDS, _SIGMOIDS_OF_PICKS, _SPARSE = (tl.constexpr(int(scoring)) for scoring in Scoring)
-_AT_A_TIME = 16  # blocks of a program: of a row at most as many as there are lanes for their sums
+_AT_A_TIME = 16  # blocks of a program: at most as many per row as there are lanes for their sums
 _ROUTED = 2  # rows of a program that chooses experts
 
 
 @triton.jit
 def _parts(ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """Of some blocks of some rows, each block's row, [ROWS * BLOCKS], and first places, [ROWS * BLOCKS, 16]."""
+    """Return, of some blocks of some rows, each block's row, [ROWS * BLOCKS], and first places, [ROWS * BLOCKS, 16]."""
     part = tl.arange(0, ROWS * BLOCKS)
     return part // BLOCKS, (part % BLOCKS * _BLOCK)[:, None] + tl.arange(0, 16)[None, :]
 
 
 @triton.jit
 def _of_blocks(lanes, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """The sums of blocks, [ROWS * BLOCKS, 16] -> [ROWS, BLOCKS]."""
+    """Return the sums of blocks, [ROWS * BLOCKS, 16] -> [ROWS, BLOCKS]."""
     return tl.reshape(fold(lanes, ROWS * BLOCKS), (ROWS, BLOCKS))
 
 
 @triton.jit
 def _each(x, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """What all blocks of a row know, [ROWS] -> [ROWS * BLOCKS, 1]."""
+    """Repeat a row's number for all of its blocks, [ROWS] -> [ROWS * BLOCKS, 1]."""
     return tl.reshape(tl.broadcast_to(x[:, None], (ROWS, BLOCKS)), (ROWS * BLOCKS, 1))
 
 
 @triton.jit
 def _total(read, there, place, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """The sums of rows, [ROWS]."""
+    """Return the sums of rows, [ROWS]."""
     sums = tl.zeros((ROWS, BLOCKS), tl.float32)
     for first in range(0, size, BLOCKS * _BLOCK):
         lanes = tl.zeros((ROWS * BLOCKS, 16), tl.float32)
@@ -57,14 +57,14 @@ def _total(read, there, place, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _mean(read, there, place, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """Those of rows, [ROWS * BLOCKS, 1]."""
+    """Return the means of rows, [ROWS * BLOCKS, 1]."""
     entries = tl.zeros((ROWS,), tl.float32) + size
     return _each(tl.div_rn(_total(read, there, place, size, ROWS, BLOCKS), entries), ROWS, BLOCKS)
 
 
 @triton.jit
 def _mean_square(read, there, place, size, mean, CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """Those of rows, less their means if they are centred, [ROWS]."""
+    """Return the mean squares of rows, less their means if CENTRED, [ROWS]."""
     sums = tl.zeros((ROWS, BLOCKS), tl.float32)
     for first in range(0, size, BLOCKS * _BLOCK):
         lanes = tl.zeros((ROWS * BLOCKS, 16), tl.float32)
@@ -148,7 +148,7 @@ def _gaussian_top_k(x, to, count, size, deviations, ROWS: tl.constexpr, BLOCKS: 
 
 @triton.jit
 def _largest_and_total(read, there, place, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
-    """The largest entry of rows, and the sum of e^(x - largest), [ROWS] each."""
+    """Return the largest entry of rows, and the sum of e^(x - largest), [ROWS] each."""
     most = tl.full((ROWS * BLOCKS, 16), float("-inf"), tl.float32)
     for first in range(0, size, BLOCKS * _BLOCK):
         for step in tl.static_range(0, _BLOCK, 16):
@@ -195,7 +195,7 @@ def _sum(x, to, count, size, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _taken(x, there, number, PICKS: tl.constexpr, MOST: tl.constexpr):
-    """Which of the entries that are there, [ROWS, MOST], are the largest of a row; of ties, those of lowest number."""
+    """Return which entries that exist, [ROWS, MOST], are the largest of a row; of ties, those of lowest number."""
     free = there
     for _ in tl.static_range(PICKS):
         most = tl.max(tl.where(free, x, float("-inf")), 1)[:, None]
@@ -278,7 +278,7 @@ def _route(
                 total += tl.sum(tl.where(number == expert, share, 0.0), 1)  # one of them, and zeros
             score = tl.where(number == best, tl.div_rn(1.0, total[:, None]), score)
             left = left & (number != best)
-    place = tl.cumsum(taken.to(tl.int32), 1) - 1  # in order of their numbers
+    place = tl.cumsum(taken.to(tl.int32), 1) - 1  # in order of the experts' numbers
     weight = score
     if NORMALIZED:
         together = tl.zeros((ROWS,), tl.float32)
@@ -297,13 +297,13 @@ def _route(
 
 
 def _shape(count: int, size: int) -> tuple[int, int]:
-    """Rows of a program, of so many of a size, and blocks of a row that it adds up at a time."""
+    """Return the rows of a program, for `count` rows of `size` entries, and how many blocks it adds at once."""
     blocks = min(above(triton.cdiv(size, SUM_BLOCK), 1), _AT_A_TIME)
     return tile(count, _AT_A_TIME // blocks), blocks
 
 
 def norm(step: Norm, x: torch.Tensor, to: torch.Tensor) -> None:
-    """`steps.Norm` of x, float32 [rows, width], into a tensor like that."""
+    """Compute `steps.Norm` of x, float32 [rows, width], into a tensor of the same kind."""
     count = len(x) * step.vectors
     rows, blocks = _shape(count, step.size)
     weight, bias = (x if t is None else t for t in (step.weight, step.bias))
@@ -318,7 +318,7 @@ def norm(step: Norm, x: torch.Tensor, to: torch.Tensor) -> None:
 
 
 def gaussian_top_k(step: GaussianTopK, x: torch.Tensor, to: torch.Tensor) -> None:
-    """`steps.GaussianTopK` of x, float32 [rows, size], into a tensor like that."""
+    """Compute `steps.GaussianTopK` of x, float32 [rows, size], into a tensor of the same shape."""
     rows, blocks = _shape(*x.shape)
     _gaussian_top_k[(triton.cdiv(len(x), rows),)](
         x, to, *x.shape, float(step.deviations), rows, blocks, num_warps=1, **OPTIONS
@@ -326,19 +326,19 @@ def gaussian_top_k(step: GaussianTopK, x: torch.Tensor, to: torch.Tensor) -> Non
 
 
 def softmax(x: torch.Tensor, to: torch.Tensor) -> None:
-    """`steps.Softmax` of x, float32 [rows, size], into a tensor like that."""
+    """Compute `steps.Softmax` of x, float32 [rows, size], into a tensor of the same shape."""
     rows, blocks = _shape(*x.shape)
     _softmax[(triton.cdiv(len(x), rows),)](x, to, *x.shape, rows, blocks, num_warps=1, **OPTIONS)
 
 
 def sum_of(x: torch.Tensor, to: torch.Tensor) -> None:
-    """`steps.Sum` of x, float32 [rows, size], into [rows, 1]."""
+    """Compute `steps.Sum` of x, float32 [rows, size], into [rows, 1]."""
     rows, blocks = _shape(*x.shape)
     _sum[(triton.cdiv(len(x), rows),)](x, to, *x.shape, rows, blocks, num_warps=1, **OPTIONS)
 
 
 def route(step: Route, x: torch.Tensor, to: torch.Tensor) -> None:
-    """`steps.Route` of x, float32 [rows, experts], into [rows, 2 * picks]; x stays as it is."""
+    """Compute `steps.Route` of x, float32 [rows, experts], into [rows, 2 * picks]; x is not changed."""
     (count, experts), (_, blocks) = x.shape, _shape(*x.shape)
     rows, (correction, factors) = tile(count, _ROUTED), (x if t is None else t for t in (step.correction, step.factors))
     _route[(triton.cdiv(count, rows),)](

@@ -1,7 +1,7 @@
-"""What choosing needs to know of a row of logits: see `steps.ScoredLinear` and `steps.Score`.
+"""The statistics of a row of logits by which tokens are chosen: see `steps.ScoredLinear` and `steps.Score`.
 
-Promise: it depends on the row's logits alone. A row is cut into blocks of LOGIT_BLOCK; sums are made in sixteen lanes,
-of a block by an entry's place and of a row by a block's number, and folded (docs/numerics.md).
+Promise: they depend only on the row's logits. A row is cut into blocks of LOGIT_BLOCK; sums are made in sixteen lanes,
+in a block by an entry's place and in a row by a block's number, and folded (docs/numerics.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from detgen.program.operands import LOGIT_BLOCK, SCORED
 
 _BLOCK = tl.constexpr(LOGIT_BLOCK)
 _SCORED = tl.constexpr(SCORED)
-_BLOCKS = 8  # of a program, at most
+_BLOCKS = 8  # most blocks of a program
 
 
 @triton.jit
@@ -69,13 +69,13 @@ def _of_row(x, to, blocks, BLOCKS: tl.constexpr):
 
 
 def of_blocks(logits: torch.Tensor, to: torch.Tensor) -> None:
-    """What `steps.ScoredLinear` stores of logits, float32 [rows, vocabulary], into [rows, SCORED * blocks]."""
+    """Compute `steps.ScoredLinear`'s results from logits, float32 [rows, vocabulary], into [rows, SCORED * blocks]."""
     (rows, size), blocks = logits.shape, to.shape[1] // SCORED
     some = tile(blocks, _BLOCKS)
     _of_blocks[(rows, triton.cdiv(blocks, some))](logits, to, size, blocks, some, **OPTIONS)
 
 
 def of_rows(x: torch.Tensor, to: torch.Tensor) -> None:
-    """`steps.Score`: float32 [rows, SCORED * blocks] into [rows, SCORED]."""
+    """Compute `steps.Score`: float32 [rows, SCORED * blocks] into [rows, SCORED]."""
     blocks = x.shape[1] // SCORED
     _of_row[(len(x),)](x, to, blocks, above(blocks), num_warps=1, **OPTIONS)

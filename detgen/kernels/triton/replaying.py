@@ -1,9 +1,9 @@
-"""Work that is recorded on a device once and replayed: graphs, and the copies before them.
+"""Work that is recorded on a device once and replayed: graphs, with copies before them.
 
-On CUDA, what a function launches is recorded as a graph, and one call replays it, where launching it anew takes some
-hundred. Elsewhere the function is called again. What would make a graph compute with stale memory is an error there:
-a tensor that it did not see when it was recorded, or one whose memory is another now; and so is a look at a number,
-for which a graph would have to stop. Knows no models.
+On CUDA, a function's launches are recorded as a graph, which one call replays instead of some hundred launches.
+Elsewhere the function is called again. Whatever would make a graph compute with stale memory is an error there: a
+tensor that it did not see while recording, or whose memory has moved; and so is reading a number, for which a graph
+would have to stop. Knows no models.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch.utils._pytree import tree_iter
 
 
 class Replaying(Protocol):
-    """How work is recorded."""
+    """A way to record work."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Do the work, and give what does the same again.
+        """Do the work, and return a function that repeats it.
 
         Args:
-            work: reads and writes tensors that stay where they are; has been called before.
+            work: reads and writes tensors that stay in place; has been called before.
         """
         ...
 
 
 class Graphs:
-    """Replays by CUDA's graphs, which share their memory: only one is replayed at a time.
+    """Replays CUDA graphs, which share their memory: only one is replayed at a time.
 
     Args:
-        device: where they run. They are recorded on a stream of it, since torch's own is that of the first device.
+        device: where they run. They are recorded on a stream of it, since torch's default stream is the first device's.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class Graphs:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """See `Replaying`."""
         graph = torch.cuda.CUDAGraph()
-        # Threads that load weights or draft may allocate meanwhile, which is no part of it.
+        # Other threads, which load weights or draft, may allocate meanwhile without being recorded.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         replay: Callable[[], None] = graph.replay
@@ -57,7 +57,7 @@ class Calls:
         """See `Replaying`.
 
         Raises:
-            RuntimeError: by what it returns, where a graph would not do what the function does.
+            RuntimeError: in the returned function, where a graph would do something else.
         """
         with _Watching(None) as recorded:
             work()
@@ -73,13 +73,13 @@ _LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.def
 
 
 class _Watching(TorchDispatchMode):
-    """Notes which memory from outside of the block is used in it.
+    """Records which memory from outside the block is used in it.
 
     Args:
-        allowed: what may be; None for anything.
+        allowed: addresses that may be used; None for any.
 
     Attributes:
-        seen: addresses of the storages.
+        seen: addresses of the storages used.
     """
 
     def __init__(self, allowed: set[int] | None) -> None:
@@ -114,5 +114,5 @@ class _Watching(TorchDispatchMode):
 
 
 def replaying(device: torch.device) -> Replaying:
-    """That of a device."""
+    """Return the way to record on a device."""
     return Graphs(device) if device.type == "cuda" and torch.version.cuda is not None else Calls()

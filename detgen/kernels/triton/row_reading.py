@@ -1,11 +1,11 @@
-"""The one reading of all rows: what is largest, what follows it, and what their probabilities add up to.
+"""Reads all rows of logits once: finds the largest, the runner-up, and the sum of their probabilities.
 
-Promise: what is found of a row depends on its logits and its adjustment alone. The sum is that of docs/numerics.md, bit
-for bit: blocks of 128 entries in sixteen lanes, then the blocks in sixteen lanes, each folded. A program takes SECTION
-entries of a row at multiples of SECTION, in whatever number there are rows; no two programs write to one place.
+Promise: the results for a row depend only on its logits and its adjustment. The sum has the bits of docs/numerics.md:
+blocks of 128 entries in sixteen lanes, then the blocks in sixteen lanes, each folded. A program takes SECTION entries
+of a row at multiples of SECTION, whatever the number of rows; no two programs write to the same place.
 
-Adjusted rows are written to a copy, where the next launches find them; log-probabilities are those of the logits
-themselves. Memory is read once, and of adjusted rows written once.
+Adjusted rows are written to a copy for the next launches; log-probabilities are those of the unadjusted logits. Memory
+is read once, and written once for adjusted rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from detgen.kernels.penalties import Adjustment
 from detgen.kernels.triton.float_functions import exponential, fold, logarithm
 from detgen.kernels.triton.launching import OPTIONS, sent
 
-SECTION = 4096  # entries of a row that a program takes
+SECTION = 4096  # entries of a row per program
 
 TEMPERATURE: tl.constexpr = tl.constexpr(0)  # rows of the table of parameters
 TOP_P: tl.constexpr = tl.constexpr(1)
@@ -32,33 +32,33 @@ SEED: tl.constexpr = tl.constexpr(4)
 SAMPLE: tl.constexpr = tl.constexpr(5)
 POSITION: tl.constexpr = tl.constexpr(6)
 INVERSE: tl.constexpr = tl.constexpr(7)
-_BLOCK = 128  # entries of a row whose sum is folded by itself
-_MANY = 128  # entries of an adjustment at a time
+_BLOCK = 128  # entries of a row whose sum is folded on its own
+_MANY = 128  # entries of an adjustment processed at once
 
 
 @triton.jit
 def peak_of(best, row, sections, SECTIONS: tl.constexpr):
-    """The largest of a row's logits, as they are adjusted."""
+    """Return the largest of a row's adjusted logits."""
     at = tl.arange(0, SECTIONS)
     return tl.max(tl.load(best + row * sections + at, mask=at < sections, other=float("-inf")), 0)
 
 
 @triton.jit
 def parameter(table, rows, row, WHICH: tl.constexpr):
-    """One float64 of a row's parameters."""
+    """Return a float64 parameter of a row."""
     return tl.load(table + WHICH * rows + row).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def sampled(table, rows, row, peak):
-    """Whether a row is sampled: it has a temperature, and its largest logit is finite."""
+    """Return whether a row is sampled: it has a temperature, and its largest logit is finite."""
     warm = parameter(table, rows, row, TEMPERATURE) > 0
     return warm & (peak > float("-inf")) & (peak < float("inf"))
 
 
 @triton.jit
 def source_of(logits, copies, bounds, row, stride, vocabulary, ADJUSTS: tl.constexpr):
-    """Where a row's logits are, as they are adjusted."""
+    """Return the address of a row's adjusted logits."""
     source = logits + row * stride
     if ADJUSTS:  # noqa: SIM102 (known when this is compiled, as the other is not)
         if tl.load(bounds + 2 * row) < tl.load(bounds + 2 * row + 1):
@@ -70,8 +70,8 @@ class Lists(NamedTuple):
     """The adjustments of all rows.
 
     Attributes:
-        bounds: int64 [rows, 2], where the entries of each begin and end.
-        ids: int32 [entries]; those that the rows do not have are left out, since a draft model may have fewer.
+        bounds: int64 [rows, 2], begin and end of each row's entries.
+        ids: int32 [entries]; ids beyond the vocabulary are ignored, since a draft model's may be smaller.
         terms: float32 [5, entries], see `Adjustment`.
     """
 
@@ -81,7 +81,7 @@ class Lists(NamedTuple):
 
     @classmethod
     def of(cls, adjustments: Sequence[Adjustment | None]) -> Lists:
-        """From one a row, None of rows to which nothing is done."""
+        """Convert from one adjustment per row, None for none."""
         lists = [None if a is None else a.listed() for a in adjustments]
         some = [a for a in lists if a is not None]
         ends = np.cumsum([0, *(0 if a is None else len(a[0]) for a in lists)])
@@ -90,23 +90,23 @@ class Lists(NamedTuple):
         return cls(*map(torch.from_numpy, (np.stack([ends[:-1], ends[1:]], 1), ids, terms)))
 
     def to(self, device: torch.device | str) -> Lists:
-        """The same on a device."""
+        """Return the adjustments on a device."""
         return Lists(*(sent(x, device) for x in self))
 
 
 class Read(NamedTuple):
-    """What is known of rows, on their device.
+    """The results for rows, on their device.
 
     Attributes:
         tops: float32 [rows, blocks], the largest logit of each block.
-        totals: float32 [rows, blocks], the sum of e^(logit - that).
-        best: float32 [rows, sections], the largest logit of each section, as it is adjusted, like all that follows.
-        places: int32 [rows, sections], the first entry that has it.
+        totals: float32 [rows, blocks], the sum of e^(logit - largest) of each block.
+        best: float32 [rows, sections], the largest logit of each section, adjusted, like all that follows.
+        places: int32 [rows, sections], its first entry.
         seconds: float32 [rows, sections], the largest of the others.
         broken: int32 [rows, sections], whether some logit is NaN.
-        copies: float32 [rows, vocabulary], the logits of adjusted rows as they are adjusted; the logits themselves if
-            none are.
-        bounds: those of the adjustments.
+        copies: float32 [rows, vocabulary], the adjusted logits of adjusted rows; the logits themselves if no row is
+            adjusted.
+        bounds: of the adjustments.
     """
 
     tops: torch.Tensor
@@ -121,9 +121,9 @@ class Read(NamedTuple):
 
 @triton.jit
 def _adjusted(x, at, there, row, source, copy, bounds, ids, terms, entries, low, high, MANY: tl.constexpr):
-    """The entries `low` to `high` of a row after its adjustment, one rounding a step: see `penalties.reference`.
+    """Return entries `low` to `high` of a row after its adjustment, one rounding per step: see `penalties.reference`.
 
-    The copy is written before the entries that change, and those before it is read: barriers are between them.
+    Barriers separate writing the copy, changing its entries, and reading it.
     """
     first, last = tl.load(bounds + 2 * row), tl.load(bounds + 2 * row + 1)
     if first < last:
@@ -204,7 +204,7 @@ def _read(
 
 @triton.jit
 def log_total(tops, totals, blocks):
-    """The largest logit of a row, and the logarithm of the sum of e^(x - largest), from its blocks' tops and totals."""
+    """Return a row's largest logit, and log(sum of e^(x - largest)), from its blocks' tops and totals."""
     lane = tl.arange(0, 16)
     high = tl.full((16,), float("-inf"), tl.float32)
     for start in range(0, blocks, 128):
@@ -223,7 +223,7 @@ def log_total(tops, totals, blocks):
 
 
 def read(logits: torch.Tensor, lists: Lists | None) -> Read:
-    """Read all rows once; arguments as `sampling.choose`."""
+    """Read all rows once; arguments as for `sampling.choose`."""
     rows, vocabulary = logits.shape
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1

@@ -1,6 +1,6 @@
-"""Steps that compute each entry of a row by itself: embeddings, rotation, copies, activations, sums of experts.
+"""Steps that compute each entry of a row on its own: embeddings, rotation, copies, activations, sums of experts.
 
-Promise: an entry depends on those at its place in its own row, on the row's token and position, and on nothing else.
+Promise: an entry depends only on those at its place in its own row, and on the row's token and position.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from detgen.program.steps import Mix, Rotate
 from detgen.program.storage import Storage
 
 _PAGE = tl.constexpr(PAGE)
-_ROWS, _COLUMNS = 1, 256  # of a tile, at most
+_ROWS, _COLUMNS = 1, 256  # most rows and columns of a tile
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -74,7 +74,7 @@ def _copy(
     if TAKES:
         read = tl.load(more + row, mask=row < rows, other=0)
     v = tl.load(x + read[:, None] * apart + column[None, :], mask=there, other=0.0)
-    if EACH:  # entries that share a gate
+    if EACH:  # entries per gate
         gate = tl.load(more + row[:, None] * more_apart + (column // EACH)[None, :], mask=there, other=0.0)
         v = v * activated(gate, ACTIVATION)
     else:
@@ -155,7 +155,7 @@ def _watch(x, broken, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _kept(x, most, IN_16: tl.constexpr):
-    """What the cache keeps of x: within its bounds, of bf16 the nearest; what is no number becomes 0."""
+    """Return the entries that the cache stores for x: within its bounds, rounded if in bf16; NaN becomes 0."""
     x = tl.where(x > most, most, tl.where(x < most * -1.0, most * -1.0, tl.where(x == x, x, 0.0)))
     if IN_16:
         x = nearest_bf16(x)
@@ -188,7 +188,7 @@ def _rotate(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A head of some rows, `wide` entries each: queries and keys are rotated in place, keys and values stored."""
+    """Process a head of some rows of `wide` entries: rotate queries and keys in place, store keys and values."""
     row, head = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     row_there, at = (row < rows)[:, None], tl.arange(0, WIDTH)[None, :]
     place = tl.load(places + row, mask=row < rows, other=0)[:, None]
@@ -199,7 +199,7 @@ def _rotate(
         x = tl.load(of, mask=there, other=0.0)
         position = tl.load(positions + row, mask=row < rows, other=0)[:, None]
         if TURNED:
-            # Entry `at` is the first of its pair, or the second one.
+            # Entry `at` is the first or the second of its pair.
             if INTERLEAVED:
                 second, pair = at % 2, at // 2
                 distance = 1 - 2 * second
@@ -241,10 +241,10 @@ def embed(
     together: int = 1,
     known: int = 0,
 ) -> None:
-    """`steps.Embed`: rows of a table [entries, width], of ids + offset (int64 [rows]), into float32 [rows, width].
+    """Compute `steps.Embed`: rows of a table [entries, width], for ids + offset (int64 [rows]), into [rows, width].
 
-    Of `steps.EmbedColumn` in floats the table is [panels, width / together, panel * together]. Of ids from `known` on
-    it is row 0, if that is no 0.
+    For `steps.EmbedColumn` in floats, the table is [panels, width / together, panel * together]. Ids from `known` on
+    get row 0, if `known` is not 0. Results are float32.
     """
     rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     _embed[grid](
@@ -264,13 +264,13 @@ def copy(
     function: Activation = Activation.NONE,
     bound: float = 0.0,
 ) -> None:
-    """`steps.Copy`, `Take`, `Gate` and `Activate`: rows of x into `to`, float32 [rows, width].
+    """Compute `steps.Copy`, `Take`, `Gate` or `Activate`: rows of x into `to`, float32 [rows, width].
 
     Args:
-        x: float32 [rows, width], perhaps of longer rows.
+        x: float32 [rows, width], perhaps part of longer rows.
         into: the buffer of `to`.
-        to: is written; perhaps of longer rows, too.
-        take: int64 [n], the rows of x that are meant; None for all.
+        to: written to; perhaps part of longer rows, too.
+        take: int64 [n], the rows of x to use; None for all.
         gates: float32 [rows, n], by whose function rows are multiplied, each for width / n entries; perhaps one row for
             all; None for none.
         function: of each entry, or of the gates.
@@ -299,8 +299,8 @@ def copy(
 
 
 def mix(step: Mix, x: torch.Tensor, coefficients: torch.Tensor, to: torch.Tensor) -> None:
-    """`steps.Mix`: [rows, vectors * size] by [rows, sums * vectors] into [rows, sums * size], all float32."""
-    x = x.clone() if step.x == step.to.buffer else x  # all of a row is read before any is written
+    """Compute `steps.Mix`: [rows, vectors * size] by [rows, sums * vectors] into [rows, sums * size], all float32."""
+    x = x.clone() if step.x == step.to.buffer else x  # a row is read completely before any of it is written
     rows, columns, grid = tiles(len(to), step.size, _ROWS, _COLUMNS)
     _mix[grid](
         *(x, coefficients, to, len(to), step.size, float(step.to.factor)),
@@ -310,19 +310,19 @@ def mix(step: Mix, x: torch.Tensor, coefficients: torch.Tensor, to: torch.Tensor
 
 
 def weigh(x: torch.Tensor, routes: torch.Tensor, to: torch.Tensor) -> None:
-    """`Weigh`: [rows, width] by routes [rows, 2 * picks] into [rows, picks * width], all float32."""
+    """Compute `Weigh`: [rows, width] by routes [rows, 2 * picks] into [rows, picks * width], all float32."""
     rows, columns, grid = tiles(len(x), x.shape[1], _ROWS, _COLUMNS)
     _weigh[grid](x, routes, to, *x.shape, routes.shape[1] // 2, rows, columns, **OPTIONS)
 
 
 def watch(x: torch.Tensor, broken: torch.Tensor) -> None:
-    """`Watch` of float32 [rows, width]: `broken`, int8 [rows], becomes 1 where a row is not finite."""
+    """Compute `Watch` for float32 [rows, width]: set `broken`, int8 [rows], to 1 where a row is not finite."""
     rows, columns, grid = tiles(len(x), x.shape[1], _ROWS, _COLUMNS)
     _watch[grid](x, broken, *x.shape, rows, columns, **OPTIONS)
 
 
 def combine(x: torch.Tensor, routes: torch.Tensor, into: Into, to: torch.Tensor, *, weighed: bool) -> None:
-    """`Combine`: [rows, picks * width] by routes [rows, 2 * picks] into [rows, width], all float32."""
+    """Compute `Combine`: [rows, picks * width] by routes [rows, 2 * picks] into [rows, width], all float32."""
     rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
     _combine[grid](
         *(x, routes, to, len(to), to.shape[1], float(into.factor), routes.shape[1] // 2, weighed),
@@ -334,8 +334,8 @@ def combine(x: torch.Tensor, routes: torch.Tensor, into: Into, to: torch.Tensor,
 def rotate(
     step: Rotate, qkv: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, broken: torch.Tensor
 ) -> None:
-    """`steps.Rotate` of float32 [rows, width]; `broken`, int8 [rows], becomes 1 where keys of the last layer are not
-    finite."""
+    """Compute `steps.Rotate` for float32 [rows, width]; set `broken`, int8 [rows], to 1 where the last layer's keys are
+    not finite."""
     cache, rows = step.cache, tile(len(qkv), _ROWS)
     tables = (qkv if t is None else t for t in (step.cosines, step.sines, step.factors))
     heads = cache.heads if qkv.shape[1] == cache.heads * cache.size else cache.heads + 2 * cache.kv_heads

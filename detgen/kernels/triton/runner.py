@@ -1,4 +1,4 @@
-"""Running a program by kernels in Triton: a function for each kind of step, with the bits of the compiled library."""
+"""Runs a program with kernels in Triton: one function per kind of step, with the bits of the compiled library."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from detgen.program.widening import widened
 
 @dataclass(slots=True)
 class _Pass:
-    """A pass in progress.
+    """The state of a pass.
 
     Attributes:
         rows: its rows.
-        buffers: float32 [rows, width] each; some have those of wanted rows alone, and some have had both.
-        broken: int8 [rows], 1 where a key of the last layer, or what is watched, is not finite.
-        count: rows of the step in progress.
+        buffers: float32 [rows, width] each; some hold only the wanted rows, and some have held both.
+        broken: int8 [rows], 1 where a key of the last layer, or a watched entry, is not finite.
+        count: rows of the current step.
     """
 
     rows: Rows
@@ -39,12 +39,12 @@ class _Pass:
     count: int = 0
 
     def __getitem__(self, buffer: Buffer) -> torch.Tensor:
-        """The rows of a buffer that a step reads or writes."""
+        """Return the rows of a buffer that a step reads or writes."""
         return self.buffers[buffer][: self.count]
 
     @property
     def spans(self) -> torch.Tensor:
-        """Those of the rows, see `Rows`."""
+        """The spans of the rows; see `Rows`."""
         found: torch.Tensor | None = self.rows.spans
         assert found is not None, "layers that keep states are told of the spans of a pass"
         return found
@@ -117,7 +117,7 @@ def _route(s: Route, of: _Pass) -> None:
 
 
 def _sort(s: Sort, of: _Pass) -> None:
-    """Nothing: a program takes the experts of each of its rows by their numbers."""
+    """Do nothing: kernels look up the experts of each row by number."""
 
 
 def _expert_linear(s: ExpertLinear, of: _Pass) -> None:
@@ -206,13 +206,13 @@ KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
 
 
 class TritonRunner:
-    """Runs a program whose tensors are on a device.
+    """Runs a program with its arrays on a device.
 
     Args:
-        program: the steps; more of them are not taken up. Its arrays are taken for tensors.
+        program: the steps; later additions are ignored. Its arrays are converted to tensors.
 
     Attributes:
-        program: the same.
+        program: as given.
 
     Raises:
         EngineError: if a kind of step has no kernel.
@@ -229,17 +229,17 @@ class TritonRunner:
     def run(
         self, rows: Rows, given: Mapping[Buffer, Array], take: Take | None = None, *, exact: bool = False
     ) -> torch.Tensor:
-        """Run a pass: launch its kernels, without a look at any number.
+        """Run a pass: launch its kernels, without reading any number on the host.
 
         Args:
-            rows: see `Interpreter.run`, on the device; pieces of no tokens are passed over, and what belongs to no
-                piece attends to nothing.
-            given: see there.
-            take: likewise.
-            exact: whether inputs stay as they are where they would become whole numbers, which is slow.
+            rows: as for `Interpreter.run`, on the device; pieces without tokens are skipped, and rows of no piece
+                attend to nothing.
+            given: as for `Interpreter.run`.
+            take: as for `Interpreter.run`.
+            exact: whether to skip the rounding of inputs to whole numbers, which is slow.
 
         Returns:
-            int8 [rows], 1 where a key of the last layer, or what is watched, is not finite.
+            int8 [rows], 1 where a key of the last layer, or a watched entry, is not finite.
         """
         buffers = {buffer: tensor(x) for buffer, x in given.items()}
         rows = Rows(*(None if x is None else tensor(x) for x in rows))

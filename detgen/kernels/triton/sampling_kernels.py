@@ -1,12 +1,12 @@
-"""Choosing the tokens of all rows: parameters by row in, sixteen bytes a row out.
+"""Chooses the tokens of all rows: parameters by row in, sixteen bytes per row out.
 
-Promise: what comes out for a row depends on its logits, its parameters and its adjustment alone, and has the bits that
+Promise: the results for a row depend only on its logits, its parameters and its adjustment, and have the bits that
 `sampling.choose` and `judging.judge_rows` give on a CPU: token, lead and log-probability. Sums over a row are in the
-order of docs/numerics.md, or are sums of whole numbers; a score is computed by itself, in float64.
+order of docs/numerics.md, or are sums of whole numbers; a score is computed on its own, in float64.
 
-Two launches for rows at temperature 0: one reads the rows (`reading`), the other puts together what was found. A launch
-between them if rows are sampled: it reads them again for their scores. Three more if top_k or top_p cut them: see
-`filters`. Adjustments cost no launch.
+Two launches for rows at temperature 0: one reads the rows (`row_reading`), the other combines the results. One more
+between them if rows are sampled, which reads them again for their scores. Three more if top_k or top_p cut them: see
+`filter_kernels`. Adjustments cost no launch.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from detgen.program.arrays import array
 if TYPE_CHECKING:
     from detgen.kernels.sampling import Choices
 
-_TILE = 1024  # entries whose noise is drawn at a time
+_TILE = 1024  # entries whose noise is drawn at once
 _TABLE = "temperature", "top_p", "floor", "top_k", "seed", "sample", "position", "inverse"  # as in `rows`
-KNOWN = frozenset({*_TABLE, "min_p"})  # parameters that the kernels go by; min_p's logarithm is the floor
-BROKEN = -2  # in place of the token of a row that is not finite
+KNOWN = frozenset({*_TABLE, "min_p"})  # parameters that the kernels support; min_p's logarithm is the floor
+BROKEN = -2  # replaces the token of a row that is not finite
 _PACKED = np.dtype([("lead", "<f8"), ("logprob", "<f4"), ("token", "<i4")])
 
 
 @triton.jit
 def _kept(x, at, table, cuts, rows, row, vocabulary, FILTERS: tl.constexpr):
-    """Whether top_k and top_p keep entries; those at -inf, or NaN, can be dropped anyway."""
+    """Return whether top_k and top_p keep entries; entries at -inf, or NaN, can be dropped anyway."""
     kept = x > float("-inf")
     if FILTERS:  # noqa: SIM102 (known when this is compiled, as the other is not)
         if divided(table, rows, row, vocabulary):
@@ -65,7 +65,7 @@ def _kept(x, at, table, cuts, rows, row, vocabulary, FILTERS: tl.constexpr):
 
 @triton.jit
 def _scores(x, kept, word, peak, temperature, floor):
-    """(Logit - peak) / temperature plus noise, float64; -inf where a filter drops the entry."""
+    """Return (logit - peak) / temperature plus noise, float64; -inf where a filter drops the entry."""
     scaled = (x.to(tl.float64) - peak.to(tl.float64)) / temperature
     return tl.where(kept & (scaled >= floor), scaled + gumbel(word), float("-inf"))
 
@@ -101,7 +101,7 @@ def _score(
         sample = tl.load(table + SAMPLE * rows + row).to(tl.uint64, bitcast=True)
         position = tl.load(table + POSITION * rows + row).to(tl.uint64, bitcast=True)
 
-        # The runner-up is not below the second score of these few, the largest logits of the sections.
+        # The runner-up is at least the second score of these few, the largest logits of the sections.
         at = tl.arange(0, SECTIONS)
         id = tl.load(places + row * sections + at, mask=at < sections, other=0)
         x = tl.load(best + row * sections + at, mask=at < sections, other=float("-inf"))
@@ -113,7 +113,7 @@ def _score(
         source = source_of(logits, copies, bounds, row, stride, vocabulary, ADJUSTS)
         top, second = tl.full((), float("-inf"), tl.float64), tl.full((), float("-inf"), tl.float64)
         leader = vocabulary
-        sifts = (temperature >= 1e-3) & (temperature <= 1e6)  # else float32 may overflow
+        sifts = (temperature >= 1e-3) & (temperature <= 1e6)  # otherwise float32 may overflow
         divisor = tl.where(sifts, temperature, 1.0).to(tl.float32)
         for start in range(section * SECTION, tl.minimum((section + 1) * SECTION, vocabulary), TILE):
             block = start // 4 + tl.arange(0, TILE // 4)
@@ -123,7 +123,7 @@ def _score(
             limit = tl.maximum(least, second)
             limit = tl.where(sifts & (limit > -1e30), limit - 1e-4 - 1e-6 * tl.abs(limit), float("-inf"))
             bound = tl.where(stays, tl.div_rn(logit - peak, tl.zeros_like(logit) + divisor), float("-inf"))
-            if tl.max(bound).to(tl.float64) + 37 >= limit:  # no noise is greater
+            if tl.max(bound).to(tl.float64) + 37 >= limit:  # the largest noise
                 word = words_of(seed, sample, position, block, TILE // 4)
                 if tl.max(bound + most_gumbel(word)).to(tl.float64) >= limit:
                     score = _scores(logit, stays, word, peak, temperature, floor)
@@ -140,7 +140,7 @@ def _score(
 
 @triton.jit
 def _two(best, places, seconds, row, sections, vocabulary, SECTIONS: tl.constexpr):
-    """The largest of a row, the first place of it, and the largest of the others, from those of its sections."""
+    """Return a row's largest entry, its first place, and the largest of the others, from those of its sections."""
     at = tl.arange(0, SECTIONS)
     x = tl.load(best + row * sections + at, mask=at < sections, other=float("-inf"))
     place = tl.load(places + row * sections + at, mask=at < sections, other=vocabulary)
@@ -177,7 +177,7 @@ def _choose(
 ):
     row = tl.program_id(0).to(tl.int64)
     top, token, second = _two(best, places, seconds, row, sections, vocabulary, SECTIONS)
-    lead = top.to(tl.float64) - second.to(tl.float64) + 0.0  # of zeros with two signs, none is less
+    lead = top.to(tl.float64) - second.to(tl.float64) + 0.0  # zeros of either sign are equal
     if SAMPLES:  # noqa: SIM102 (likewise)
         if sampled(table, rows, row, top):
             score, token, other = _two(leading, leaders, following, row, sections, vocabulary, SECTIONS)
@@ -201,11 +201,11 @@ class Asked(NamedTuple):
     """How the tokens of all rows are chosen.
 
     Attributes:
-        table: int64 [8, rows], parameters by row: the bits of what is float64 or uint64. None if no row is sampled.
+        table: int64 [8, rows], parameters by row, as bits of float64 or uint64. None if no row is sampled.
         lists: the rows' adjustments; None if there are none.
-        cuts: whether top_k or top_p can cut a row that is sampled.
+        cuts: whether top_k or top_p can cut a sampled row.
         likely: int64 [rows], how many of the most likely tokens are wanted; None for none.
-        given: int64 [rows], tokens whose log-probabilities are wanted; None for those that are chosen.
+        given: int64 [rows], tokens whose log-probabilities are wanted; None for the chosen ones.
     """
 
     table: torch.Tensor | None = None
@@ -216,7 +216,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(cls, choices: Choices) -> Asked:
-        """The same as `choices`, on the CPU."""
+        """Convert from `choices`, on the CPU."""
         warm, table = choices.temperature > 0, None
         if warm.any():
             how = {**choices.how(), "inverse": inverse_of(choices.temperature).astype(np.float64)}
@@ -227,22 +227,22 @@ class Asked(NamedTuple):
         return cls(table, lists, cuts, *numbers)
 
     def to(self, device: torch.device | str) -> Asked:
-        """The same on a device."""
+        """Return the parameters on a device."""
         table, *numbers = (None if x is None else sent(x, device) for x in (self.table, self.likely, self.given))
         return Asked(table, None if self.lists is None else self.lists.to(device), self.cuts, *numbers)
 
 
 def choose(logits: torch.Tensor, asked: Asked | None = None, most: int = 0) -> torch.Tensor:
-    """The token of each row, its lead, and its log-probability.
+    """Choose the token of each row; also find its lead and its log-probability.
 
     Args:
-        logits: float32 [rows, vocabulary], fewer than 2^23 entries a row, each row contiguous; only read.
-        asked: how they are chosen, on the same device; None if all rows take their best logit.
-        most: see `likely`; 0 where none are wanted.
+        logits: float32 [rows, vocabulary], fewer than 2^23 entries a row, each row contiguous; not changed.
+        asked: how tokens are chosen, on the same device; None if all rows take their best logit.
+        most: as for `likely`; 0 if none are wanted.
 
     Returns:
-        int32 [rows, 4 + 2 * most], as `unpack` reads it: the fourth column is the tokens, BROKEN of rows that are not
-        finite; what `likely` gives is behind them.
+        int32 [rows, 4 + 2 * most], for `unpack`: the fourth column holds the tokens, BROKEN for rows that are not
+        finite; the results of `likely` follow.
     """
     table, lists, cuts, counts, given = asked or Asked()
     rows, vocabulary = logits.shape
@@ -273,13 +273,13 @@ def choose(logits: torch.Tensor, asked: Asked | None = None, most: int = 0) -> t
 
 
 def choose_by(logits: torch.Tensor, choices: Choices | None, most: int = 0, lists: Lists | None = None) -> torch.Tensor:
-    """What `choose` finds.
+    """Choose tokens as `choose` does, by `choices`.
 
     Args:
-        logits: see there, like `most`.
-        choices: those of the rows; None if all take their best logit.
-        most: see there.
-        lists: their adjustments, if these are on the device already.
+        logits: as for `choose`, like `most`.
+        choices: of the rows; None if all take their best logit.
+        most: as for `choose`.
+        lists: their adjustments, if they are on the device already.
     """
     with on(logits.device):
         asked = None if choices is None else Asked.of(choices).to(logits.device)
@@ -287,7 +287,7 @@ def choose_by(logits: torch.Tensor, choices: Choices | None, most: int = 0, list
 
 
 def choose_reference(logits: torch.Tensor, choices: Choices | None, most: int = 0) -> torch.Tensor:
-    """The same by the functions of a CPU."""
+    """Choose tokens like `choose_by`, with the CPU's functions."""
     rows = array(logits).copy()
     if choices is None:
         tokens, leads = choosing.best(rows)
@@ -311,7 +311,7 @@ def choose_reference(logits: torch.Tensor, choices: Choices | None, most: int = 
 
 
 def unpack(packed: torch.Tensor) -> Scores:
-    """What `choose` found, copied to the CPU."""
+    """Convert the result of `choose`, copied to the CPU."""
     own, likely = (np.ascontiguousarray(part) for part in np.split(packed.numpy(), [4], 1))
     found = own.view(_PACKED)[:, 0]
     tokens = found["token"].astype(np.int64)

@@ -1,6 +1,6 @@
-"""Whether kernels on a device have the bits of the compiled library: every kind of step, and the choice of tokens.
+"""Checks whether kernels on a device have the compiled library's bits, for every kind of step and choice of tokens.
 
-What is compared is small, so that it takes seconds, most of them to compile the kernels. Numbers are drawn by a seed.
+The checks are small, so that they take seconds, mostly to compile the kernels. Numbers are drawn with a fixed seed.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from detgen.program.storage import RULES, Storage
 
 _ROWS = 5
 _MANY_ROWS = 64
-_VOCABULARY = 9000  # three sections of what a program reads of a row
+_VOCABULARY = 9000  # three sections of a row
 _POSITIONS = 200
 _LINEAR = Activation.NONE, Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.RELU
 
 
 class Tried(NamedTuple):
-    """Steps that are run together.
+    """Steps that run together.
 
     Attributes:
         name: in words.
-        made: the steps, whose numbers are on the CPU.
-        given: the buffers that they read, or whose numbers are compared; all others are left to them.
-        rows: of the pass.
+        made: the steps, with arrays on the CPU.
+        given: buffers that they read, or whose contents are compared; they allocate all others.
+        rows: number of rows of the pass.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Tried(NamedTuple):
 
 
 def tried(inputs: int = 1280, rules: Sequence[Storage] = tuple(RULES)) -> Iterator[Tried]:
-    """Steps of each kind, in each number format; linear layers have `inputs`, a multiple of 256, of two sections.
+    """Yield steps of every kind and number format; linear layers have `inputs`, a multiple of 256, in two sections.
 
-    Of the rules by which tensor cores add up, those that a device has; what is tried of them has its name at the end.
+    `rules` are the tensor-core rules to test, those that a device has; the name of a test of one ends with the rule's.
     """
     maker = torch.Generator().manual_seed(0)
 
@@ -142,7 +142,7 @@ def tried(inputs: int = 1280, rules: Sequence[Storage] = tuple(RULES)) -> Iterat
 
 
 def _of(*made: Step) -> Tried:
-    """Steps that are run together, of which what is read first and what is written last is compared."""
+    """Combine steps; the buffers they read first and the one written last are compared."""
     written: set[Buffer] = set()
     given: dict[Buffer, None] = {}
     for step in made:
@@ -153,7 +153,7 @@ def _of(*made: Step) -> Tried:
 
 
 def _cores(drawn: Any, inputs: int, rule: Storage) -> Iterator[Tried]:
-    """What tells rules apart: magnitudes, and zeros beside large numbers; in rows that other instructions are for."""
+    """Yield what tells rules apart: magnitudes, and zeros beside large numbers, for other instructions' row counts."""
     x, mixed, out = Buffer("x", inputs), Buffer("mixed", inputs), Buffer("out", 40)
     zeros = torch.arange(inputs) % 5 == 0
     form: Any = rule.name.lower()
@@ -233,12 +233,12 @@ def _states(drawn: Any) -> Iterator[Tried]:
     kept = {"state": drawn(1, 1, 16, 70), "kept": drawn(1, ring, 16 + 140)}
     fixed: dict[str, Any] = {"rates": -drawn(16, 70).abs(), "bias": drawn(70), "skip": drawn(70)}
     yield _of(SelectiveScan(name="selective scan", **scanned, **sizes, **fixed, **kept))
-    large = steps.Copy(name="copy", x=decay, to=Into(strength, factor=3e38))  # some of it is infinite then
+    large = steps.Copy(name="copy", x=decay, to=Into(strength, factor=3e38))  # partly infinite
     yield _of(large, Watch(name="rows that are watched", x=strength))
 
 
 def rows_of(count: int, positions: int) -> Rows:
-    """The last rows of one sequence of so many positions, half of which are certain."""
+    """Return the last `count` rows of a sequence of `positions` positions; half of them are certain."""
     at = np.arange(positions - count, positions)
     pieces = lay_out(np.array([0]), np.array([positions - count]), np.array([count]), 8)
     table = np.arange(-(-positions // PAGE))[None]
@@ -250,12 +250,12 @@ def rows_of(count: int, positions: int) -> Rows:
 def differing(
     made: tuple[Step, ...], rows: Rows, given: Mapping[Buffer, torch.Tensor], device: torch.device | str
 ) -> tuple[int, int]:
-    """How many numbers have other bits on a device than by the compiled library, and how many there are.
+    """Count the numbers whose bits on a device differ from the compiled library's, and all numbers compared.
 
     Args:
-        made: steps that are run together, whose numbers are on the CPU; their caches and states are written to.
+        made: steps that run together, with arrays on the CPU; their caches and states are written to.
         rows: the rows of the pass.
-        given: see `Tried`, float32 [rows, width] each, on the CPU; they are left as they are.
+        given: as in `Tried`, float32 [rows, width] each, on the CPU; left unchanged.
         device: where the kernels run.
     """
     there = tuple(each(step, lambda x: tensor(x).to(device, copy=True)) for step in made)
@@ -281,12 +281,12 @@ def _program(made: tuple[Step, ...], given: Mapping[Buffer, torch.Tensor]) -> Pr
 def checks(
     device: torch.device | str, inputs: int = 1280, vocabulary: int = _VOCABULARY
 ) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """What is compared, by name, and whether it has the bits of the compiled library.
+    """Yield the checks: a name, and a function that returns whether the bits are those of the compiled library.
 
     Args:
-        device: where the kernels run; a device of CUDA, or the CPU, for Triton's interpreter.
-        inputs: of linear layers, see `tried`.
-        vocabulary: logits of a row.
+        device: where the kernels run: a CUDA device, or the CPU, for Triton's interpreter.
+        inputs: of linear layers, as for `tried`.
+        vocabulary: number of logits of a row.
     """
     maker = torch.Generator().manual_seed(1)
     for one in tried(inputs, rules_on(device)):

@@ -1,8 +1,8 @@
-"""Layers that keep a state of each sequence: the short convolution, the gated delta rule, state spaces.
+"""Layers that keep a state per sequence: the short convolution, the gated delta rule, state spaces.
 
-Promise: what a row gets depends on its own sequence alone. A program has some channels of one sequence, or some columns
-of a head's state; its rows come one after the other, in the order of their positions, as docs/numerics.md says, and
-no other program reads or writes what it keeps of them. Spans of no rows are passed over.
+Promise: the result of a row depends only on its own sequence. A program has some channels of one sequence, or some
+columns of a head's state; it processes rows in the order of their positions, as docs/numerics.md defines, and no other
+program reads or writes what it stores. Spans without rows are skipped.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from detgen.kernels.triton.float_functions import activated, exponential, logari
 from detgen.kernels.triton.launching import OPTIONS, above, tile
 from detgen.program.states import Convolve, DeltaRule, SelectiveScan, StateSpace
 
-_ROWS, _CHANNELS = 16, 64  # of a tile, at most
-_VALUES = 32  # columns of a state that a program has, one a thread: what a thread writes, it reads again
-_MOST = 1 << 26  # bytes of the states of sequences that are in progress at a time
+_ROWS, _CHANNELS = 16, 64  # most rows and channels of a tile
+_VALUES = 32  # columns of a state per program, one per thread: a thread reads only what it wrote
+_MOST = 1 << 26  # bytes of the states of sequences in progress at once
 
 
 @triton.jit
 def _span(spans, number):
-    """Slot, first row, its position, rows, the position of the state, and up to where rows are certain; int64 each."""
+    """Return slot, first row, its position, rows, the state's position, and the end of certain rows; int64 each."""
     at = spans + 6 * number
     return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
 
@@ -61,7 +61,7 @@ def _convolve(
         if BIASED:
             y = y + tl.load(bias + channel, mask=there, other=0.0)
         tl.store(to + (first + row) * width + channel, activated(y, ACTIVATION), mask=there & (row < tokens))
-    tl.debug_barrier()  # what was kept has been read
+    tl.debug_barrier()  # the kept rows have been read
     for begin in range(tl.maximum(tokens - RING, 0), tokens, ROWS):
         row = (begin + tl.arange(0, ROWS))[:, None]
         inside = there & (row < tokens)
@@ -71,14 +71,14 @@ def _convolve(
 
 @triton.jit
 def _softplus(x):
-    """The logarithm of 1 + e^x, which is taken in float64."""
+    """Return log(1 + e^x); the logarithm is taken in float64."""
     e = exponential(tl.abs(x) * -1.0).to(tl.float64) + 1.0
     return tl.where(x < 0.0, 0.0, x) + logarithm(tl.where(e == e, e, 1.0)).to(tl.float32)
 
 
 @triton.jit
 def _corrected(state, key, value, decay, strength, apart, there, SIZE: tl.constexpr, VALUES: tl.constexpr):
-    """Moves the state of a delta rule, whose entries are `apart`, on by a row."""
+    """Advance the state of a delta rule, whose entries are `apart`, by a row."""
     m = tl.zeros((VALUES,), tl.float32)
     for i in range(SIZE):
         s = tl.load(state + i * apart, mask=there, other=0.0) * decay
@@ -92,7 +92,7 @@ def _corrected(state, key, value, decay, strength, apart, there, SIZE: tl.conste
 
 @triton.jit
 def _added(state, key, value, decay, strength, apart, there, SIZE: tl.constexpr):
-    """Moves that of a state space on."""
+    """Advance the state of a state space by a row."""
     u = value * strength
     for i in range(SIZE):
         s = tl.fma(tl.load(key + i), u, tl.load(state + i * apart, mask=there, other=0.0) * decay)
@@ -131,7 +131,7 @@ def _recur(
 ):
     head, block = tl.program_id(1), tl.program_id(2)
     keys: tl.constexpr = KEY_HEADS * SIZE
-    wide: tl.constexpr = keys + HEADS * WIDTH + 2 * HEADS  # what is kept of a row
+    wide: tl.constexpr = keys + HEADS * WIDTH + 2 * HEADS  # width of what is kept of a row
     own = head // (HEADS // KEY_HEADS) * SIZE
     column = block * VALUES + tl.arange(0, VALUES)
     there = column < WIDTH
@@ -191,7 +191,7 @@ def _recur(
 
 @triton.jit
 def _scanned(state, key, value, step, rates, apart, there, SIZE: tl.constexpr):
-    """Moves that of a selective scan on."""
+    """Advance the state of a selective scan by a row."""
     u = value * step
     for i in range(SIZE):
         decay = exponential(step * tl.load(rates + i * apart, mask=there, other=0.0))
@@ -218,7 +218,7 @@ def _scan(
     RING: tl.constexpr,
     VALUES: tl.constexpr,
 ):
-    wide: tl.constexpr = SIZE + 2 * WIDTH  # what is kept of a row
+    wide: tl.constexpr = SIZE + 2 * WIDTH  # width of what is kept of a row
     column = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
     there = column < WIDTH
     state = working + tl.program_id(0).to(tl.int64) * (SIZE * WIDTH) + column
@@ -260,13 +260,13 @@ def _scan(
 
 
 def convolve(step: Convolve, x: torch.Tensor, spans: torch.Tensor, to: torch.Tensor) -> None:
-    """`states.Convolve` of all rows of a pass.
+    """Compute `states.Convolve` for all rows of a pass.
 
     Args:
         step: the step.
         x: float32 [rows, channels].
-        spans: see `Rows`; spans of no rows are passed over.
-        to: float32 [rows, channels]; takes the results. What belongs to no span stays as it is.
+        spans: see `Rows`; spans without rows are skipped.
+        to: float32 [rows, channels]; takes the results. Rows of no span are left unchanged.
     """
     width = x.shape[1]
     rows, channels = tile(_ROWS, _ROWS), tile(width, _CHANNELS)
@@ -285,15 +285,15 @@ def recur(
     spans: torch.Tensor,
     to: torch.Tensor,
 ) -> None:
-    """`states.DeltaRule` or `states.StateSpace` of all rows of a pass.
+    """Compute `states.DeltaRule` or `states.StateSpace` for all rows of a pass.
 
     Args:
         step: the step.
         qkv: float32 [rows, width].
         decay: float32 [rows, heads].
-        strength: likewise, of a delta rule.
-        spans: see `convolve`.
-        to: float32 [rows, heads * values]; likewise.
+        strength: float32 [rows, heads], of a delta rule; None for a state space.
+        spans: as for `convolve`.
+        to: float32 [rows, heads * values]; as for `convolve`.
     """
     heads, size, width = step.heads, step.size, step.values
     working, values = _working(qkv, len(spans), heads, size, width)
@@ -316,15 +316,15 @@ def scan(
     spans: torch.Tensor,
     to: torch.Tensor,
 ) -> None:
-    """`states.SelectiveScan` of all rows of a pass.
+    """Compute `states.SelectiveScan` for all rows of a pass.
 
     Args:
         step: the step.
         x: float32 [rows, values].
         times: float32 [rows, values].
         kq: float32 [rows, 2 * size].
-        spans: see `convolve`.
-        to: float32 [rows, values]; likewise.
+        spans: as for `convolve`.
+        to: float32 [rows, values]; as for `convolve`.
     """
     working, values = _working(x, len(spans), 1, step.size, step.values)
     _scan[(len(working), triton.cdiv(step.values, values))](
@@ -336,6 +336,6 @@ def scan(
 
 
 def _working(like: torch.Tensor, spans: int, heads: int, size: int, width: int) -> tuple[torch.Tensor, int]:
-    """Room for the states of sequences that are in progress at a time, and columns of a program."""
+    """Return room for the states of sequences in progress at once, and the columns of a program."""
     side = min(spans, max(_MOST // (4 * heads * size * width), 1))
     return like.new_empty(side, heads, size, width), above(tile(width, _VALUES), _VALUES)

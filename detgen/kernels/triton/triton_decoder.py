@@ -1,7 +1,7 @@
-"""A decoder on CUDA: programs of steps, run by kernels in Triton, and recorded for each rung of a ladder of row counts.
+"""A decoder on CUDA: programs of steps, run by kernels in Triton, and recorded for each rung of the row counts.
 
-It has the bits of the decoder on a CPU. All that a pass needs to know reaches the device by one copy into buffers that
-stay where they are.
+It has the bits of the decoder on a CPU. All inputs of a pass reach the device in one copy, into buffers that stay in
+place.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from detgen.kernels.triton.sampling_kernels import choose_by, unpack
 from detgen.program.operands import ARITHMETIC
 from detgen.program.rows import Rows
 
-_LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # row counts of passes, as far as they go
-_MOST_RECORDED = 512  # rows of a pass: what larger ones launch takes longer than launching it
-_MOST_SHAPES = 64  # of passes that are recorded: those used last
+_LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # row counts of passes; larger passes are not padded
+_MOST_RECORDED = 512  # rows of a pass; in larger ones, launching takes less time than the kernels
+_MOST_SHAPES = 64  # of recorded passes: those used last
 _LEAST_BLOCKS = 4  # of the contexts of a recorded pass, whose number is a power of two
 
 
 class Key(NamedTuple):
-    """The shape of passes that are recorded as one.
+    """The shape of passes that share a recording.
 
     Attributes:
-        rows: how many.
-        wanted: those whose logits are wanted.
-        pieces: of their windows.
-        blocks: of the longest context.
-        spans: windows of a model whose layers keep states; else 0.
+        rows: number of rows.
+        wanted: number of rows whose logits are wanted.
+        pieces: number of pieces of their windows.
+        blocks: number of blocks of the longest context.
+        spans: number of windows, if the model's layers keep states; else 0.
     """
 
     rows: int
@@ -53,13 +53,13 @@ class Key(NamedTuple):
 
 
 class _Memory:
-    """Memory of the device that passes of all shapes share, as large as the largest of them needs it.
+    """Device memory that passes of all shapes share, as large as the largest of them needs.
 
-    What a pass leaves there is read by what is launched behind it, before the next pass.
+    The results of a pass are read by the launches that follow, before the next pass.
 
     Args:
         outputs: entries of a row of results.
-        device: where it is.
+        device: where the memory is.
     """
 
     def __init__(self, outputs: int, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class _Memory:
         self._sizes = [0, 0, 0]
 
     def reach(self, key: Key) -> bool:
-        """Have room for passes of a shape; whether what was recorded before knows another place."""
+        """Make room for passes of a shape; return whether memory has moved, which invalidates recordings."""
         rows, wanted, *_ = key
         sizes = [max(pair) for pair in zip(self._sizes, (sum(_counts(key)), wanted, rows), strict=True)]
         if sizes == self._sizes:
@@ -80,18 +80,18 @@ class _Memory:
 
 
 class _Shape:
-    """Passes of some shape: where they find what they are about, and leave their results.
+    """The buffers of passes of a shape: their inputs and results.
 
     Args:
         key: the shape.
         memory: has room for them.
 
     Attributes:
-        rows: what they are about.
+        rows: the inputs.
         results: float32 [wanted, outputs].
         broken: int8 [rows], 1 where a key of the last layer is not finite.
-        used: whether one has run.
-        replay: runs one, once it has been recorded.
+        used: whether such a pass has run.
+        replay: runs such a pass, once it has been recorded.
     """
 
     def __init__(self, key: Key, memory: _Memory) -> None:
@@ -106,7 +106,7 @@ class _Shape:
         self.replay: Callable[[], None] | None = None
 
     def fill(self, packed: InputBatch, scratch: int, pieces: np.ndarray, tables: np.ndarray) -> None:
-        """Say what a pass is about; `scratch` is the place of padding, the rest as from `InputBatch.by_pieces`."""
+        """Send the inputs of a pass; `scratch` is the place of padding, the rest is from `InputBatch.by_pieces`."""
         given: list[Any] = [packed.ids, packed.positions, packed.kv_positions, packed.wanted, pieces.ravel()]
         given.append(() if packed.spans is None else packed.spans.ravel())
         host = np.zeros(sum(self._counts), np.int64)
@@ -119,7 +119,7 @@ class _Shape:
 
 
 def _counts(key: Key) -> list[int]:
-    """Numbers that say what a pass is about: ids, positions, places, rows that are wanted, pieces, spans, tables."""
+    """Return the counts of the inputs of a pass: ids, positions, places, wanted rows, pieces, spans, tables."""
     return [key.rows, key.rows, key.rows, key.wanted, 4 * key.pieces, 6 * key.spans, key.pieces * key.blocks]
 
 
@@ -128,16 +128,16 @@ class TritonDecoder(ProgramDecoder):
 
     Args:
         programs: of the model, with tensors on the device.
-        scratch: the position of the KV cache that rows of padding write to.
+        scratch: position in the KV cache that padding rows write to.
         device: where it runs.
         replaying: records passes.
         fewer: see `ProgramDecoder`.
 
     Attributes:
-        concurrent: see `Decoder`; its buffers hold one pass.
+        concurrent: see `Decoder`; a decoder's buffers hold one pass.
         kept: see `Chaining`.
-        stops: likewise.
-        reads: likewise.
+        stops: see `Chaining`.
+        reads: see `Chaining`.
     """
 
     concurrent = stops = False
@@ -177,7 +177,7 @@ class TritonDecoder(ProgramDecoder):
         scored: bool = False,
         choices: Callable[[], Choices] | None = None,
     ) -> torch.Tensor | Scores:
-        """See `Decoder`; waits once, also for what is chosen."""
+        """See `Decoder`; waits for the device once, even if tokens are chosen."""
         with torch.inference_mode(), on(self._device):
             buffers = self._run(batch, exchange)
             logits, chosen = buffers.results[: batch.count], []
@@ -191,7 +191,7 @@ class TritonDecoder(ProgramDecoder):
             return scores if chosen else results
 
     def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> tuple[Scores, list[int]]:
-        """See `Chaining`; an end is known behind the last pass only."""
+        """See `Chaining`; ends are known only after the last pass."""
         return self._launch(batch, lengths, None, ends)
 
     def sample(
@@ -210,7 +210,7 @@ class TritonDecoder(ProgramDecoder):
         return TritonDecoder(self._programs, self._scratch, self._device, self._replaying, fewer)
 
     def profile(self) -> dict[str, Any]:
-        """See `Decoder`: the bytes of the other decoders, but no GPU has shown it yet."""
+        """See `Decoder`: the bytes of the other decoders, though no GPU has shown it yet."""
         capability = "{}.{}".format(*torch.cuda.get_device_capability(self._device))
         return {
             "arithmetic": ARITHMETIC,
@@ -222,13 +222,13 @@ class TritonDecoder(ProgramDecoder):
     def _launch(
         self, batch: InputBatch, lengths: np.ndarray, choices: Choices | None, ends: Ends | None
     ) -> tuple[Scores, list[int]]:
-        """Passes one after the other, in which sequences go on with what they choose; the host waits for the last one.
+        """Launch consecutive passes, in which sequences continue with their choices; the host waits for the last one.
 
         Args:
-            batch: see `Chaining`, like lengths and ends.
-            lengths: theirs.
-            choices: how the first token of each sequence is chosen, the next ones likewise at the positions behind it;
-                None if all take their largest logit.
+            batch: as for `Chaining`, like `lengths` and `ends`.
+            lengths: as for `Chaining`.
+            choices: how the first token of each sequence is chosen; later ones are chosen alike at the positions that
+                follow. None if all take their largest logit.
             ends: where sequences end.
         """
         begins = batch.choosing[1]
@@ -248,7 +248,7 @@ class TritonDecoder(ProgramDecoder):
     def _chain(
         self, batch: InputBatch, theres: Sequence[np.ndarray], choices: Choices | None
     ) -> tuple[Scores, np.ndarray]:
-        """Scores of the rows that choose, pass by pass, and whether the last keys of the others are not finite, bool.
+        """Return the scores of the rows that choose, pass by pass, and whether the other rows are broken, bool.
 
         `theres` are the sequences that choose in each pass, int64 [n], ascending, so that those that begin there come
         last. A pass is packed while the one before it runs.
@@ -272,7 +272,7 @@ class TritonDecoder(ProgramDecoder):
                     how = replace(choices.take(there), position=choices.position[there] + depth.astype(np.uint64))
                 lists = None if grown is None else grown.after(there, depth, chosen)
                 packed = choose_by(buffers.results[: len(there)], how, most, lists)
-                chosen = packed[:, 3].long().clamp_min(0)  # what follows a row that is not finite counts for nothing
+                chosen = packed[:, 3].long().clamp_min(0)  # the passes after a row that is not finite are ignored
                 found.append(packed)
             flags.append(buffers.broken[: len(passes[-1].ids)].clone())
         scores, broken = _fetch(found, flags)
@@ -280,7 +280,7 @@ class TritonDecoder(ProgramDecoder):
         return scores._replace(finite=scores.finite & ~broken[asked]), broken[~asked]
 
     def _run(self, packed: InputBatch, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Shape:
-        """Run a pass; where its results are. `tokens` are those of its rows, where they are on the device already."""
+        """Run a pass; return its buffers. `tokens` are the tokens of its rows, if they are on the device already."""
         if self._outgrown(packed.longest):
             self._runners.clear()
             self._shapes.clear()
@@ -292,7 +292,7 @@ class TritonDecoder(ProgramDecoder):
         if self._memory.reach(key):
             self._shapes.clear()
         buffers = self._shapes.pop(key) if key in self._shapes else _Shape(key, self._memory)
-        self._shapes[key] = buffers  # the last one
+        self._shapes[key] = buffers  # last in the order of use
         if len(self._shapes) > _MOST_SHAPES:
             del self._shapes[next(iter(self._shapes))]
         buffers.fill(packed, self._scratch, pieces, tables)
@@ -311,7 +311,7 @@ class TritonDecoder(ProgramDecoder):
         return buffers
 
     def _compute(self, buffers: _Shape, exchange: Exchange | None = None) -> None:
-        """What is recorded: looks at no number, and leaves its results in the buffers."""
+        """Compute the part that is recorded: it reads no number, and leaves its results in the buffers."""
         programs = self._programs
         key = (-1, -1) if exchange is None else (exchange.inject, exchange.extract)
         if key not in self._runners:
@@ -324,7 +324,7 @@ class TritonDecoder(ProgramDecoder):
 
 
 def _fetch(chosen: Sequence[torch.Tensor], broken: Sequence[torch.Tensor]) -> tuple[Scores, np.ndarray]:
-    """What was chosen in passes, as `choose_by` gives it, and which of their rows are broken, bool, by one copy."""
+    """Fetch, in one copy, the choices of passes, as from `choose_by`, and which of their rows are broken, bool."""
     width = chosen[0].shape[1] if chosen else 4
     told = fetched(torch.cat([*(x.flatten() for x in chosen), *(x.int() for x in broken)])).numpy()
     packed, flags = np.split(told, [width * sum(map(len, chosen))])
@@ -332,10 +332,10 @@ def _fetch(chosen: Sequence[torch.Tensor], broken: Sequence[torch.Tensor]) -> tu
 
 
 def _rung(rows: int) -> int:
-    """The least rung of the ladder that holds `rows`."""
+    """Return the least rung of the ladder that holds `rows`."""
     return next((rung for rung in _LADDER if rung >= rows), rows)
 
 
 def _above(count: int) -> int:
-    """The least power of two that is not below."""
+    """Return the least power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()

@@ -1,10 +1,10 @@
 """Linear layers of whole numbers.
 
 Promise: the inputs of a row are rounded to whole numbers from -127 to 127 by groups of GROUP, once for all columns. A
-group's sum of products is exact, in int32; it is multiplied by the scale of the weights, and what their minimum adds is
-added. An entry of the result is a chain of fused multiply-adds over the groups, first to last, of this and the scale of
-the inputs, from zero in each section of SECTION_PARTS * PART_INPUTS inputs; the sums of sections are added in their
-order, as docs/numerics.md says. A tile has no say in it.
+group's sum of products is exact, in int32; it is multiplied by the scale of the weights, and the contribution of their
+minimum is added. An entry of the result is a chain of fused multiply-adds over the groups, first to last, of this sum
+and the scale of the inputs, from zero in each section of SECTION_PARTS * PART_INPUTS inputs; the sums of sections are
+added in order, as docs/numerics.md defines. The tile has no influence.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LEAST = tl.constexpr(LEAST)
 _UNIT = tl.constexpr(UNIT)
 _TOGETHER = tl.constexpr(TOGETHER)
 _QUAD = tl.constexpr(PANEL * TOGETHER)
-LEAST_SIDE = 16  # of a tile, which products of matrices have
-_GROUPS = 64  # of a tile of inputs, at most
-_ROWS, _COLUMNS = 4, 256  # of a tile of entries, at most
+LEAST_SIDE = 16  # least side of a tile, for products of matrices
+_GROUPS = 64  # most groups of inputs in a tile
+_ROWS, _COLUMNS = 4, 256  # most rows and columns of a tile of entries
 
 
 @triton.jit(do_not_specialize=("groups",))
 def _round(x, whole, scales, groups, GROUPS: tl.constexpr):
-    """Groups of inputs, as `arithmetic.whole_inputs` makes them whole numbers, int8, and their scales."""
+    """Round groups of inputs to int8, with scales, like `arithmetic.whole_inputs`."""
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     at, there = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :], group < groups
     entries = tl.load(x + at, mask=there[:, None], other=0.0)
@@ -54,7 +54,7 @@ def _round(x, whole, scales, groups, GROUPS: tl.constexpr):
 
 @triton.jit
 def _plane(data, quad, place, there, BITS: tl.constexpr):
-    """The bits of a plane, int32, from `quad` on, of weights by their `place` in it."""
+    """Return the bits of a plane that begins at `quad`, int32, for weights by their `place` in it."""
     length: tl.constexpr = _QUAD * BITS // 8
     both = tl.load(data + quad + place % length, mask=there, other=0).to(tl.int32)
     return (both >> (place // length * BITS)) & ((1 << BITS) - 1)
@@ -65,7 +65,7 @@ def _weights(
     data, levels, panel, column, input, inputs, there, LOW: tl.constexpr, HIGH: tl.constexpr, LEVELS: tl.constexpr,
     LEAST: tl.constexpr,
 ):  # fmt: skip
-    """The weights, int8 [inputs, columns], of some inputs of some columns of some panels (int64)."""
+    """Return the weights, int8 [inputs, columns], of some inputs and columns of some panels (int64)."""
     quad = (panel * (inputs // _TOGETHER) + input // _TOGETHER) * ((LOW + HIGH) * _QUAD // 8)
     place = column * _TOGETHER + input % _TOGETHER
     code = _plane(data, quad, place, there, LOW)
@@ -78,7 +78,7 @@ def _weights(
 
 @triton.jit
 def _scale(steps, units, panel, column, first, inputs, there, GROUP_OF: tl.constexpr, IN_UNITS: tl.constexpr):
-    """Scales, or minima, float32, of the group of weights that begins with input `first`."""
+    """Return scales or minima, float32, of the group of weights that begins with input `first`."""
     at = (panel * (inputs // GROUP_OF) + first // GROUP_OF) * _PANEL + column
     scale = tl.load(steps + at, mask=there, other=0).to(tl.float32)
     if IN_UNITS:
@@ -93,13 +93,13 @@ def _with_group(
     LOW: tl.constexpr, HIGH: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr, HALVES: tl.constexpr,
     IN_UNITS: tl.constexpr, MINIMA: tl.constexpr,
 ):  # fmt: skip
-    """The sums with a group of inputs, from `first` on: its `numbers`, [ROWS, GROUP], and their scales, [ROWS]."""
+    """Add a group of inputs, from `first` on, to the sums: its `numbers`, [ROWS, GROUP], and their scales, [ROWS]."""
     entry = tl.arange(0, _GROUP)
     weights = _weights(data, levels, panel, column, first + entry[:, None], inputs, there, LOW, HIGH, LEVELS, LEAST)
     of: tl.constexpr = _GROUP // HALVES
     scaled = tl.zeros(sums.shape, tl.float32)
     for half in tl.static_range(HALVES):
-        # Processors multiply no fewer inputs than a group has: those of the other half count as zeros.
+        # A dot product takes at least as many inputs as a group has: those of the other half count as zeros.
         some = tl.where(entry[None, :] // of == half, numbers, 0).to(tl.int8)
         product = tl.dot(some, weights, out_dtype=tl.int32).to(tl.float32)
         scale = _scale(steps, units, panel, column, first + half * of, inputs, there, of, IN_UNITS)
@@ -154,7 +154,7 @@ def whole_linear(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`linear._linear` of inputs that are `rounded`."""
+    """`linear._linear` for inputs that are `rounded`."""
     item, item_there, read, output, there, panel, column = of_one_weight(
         items, outputs, panels, routes, GATED, PICKS, SHARED, ROWS, COLUMNS
     )
@@ -219,7 +219,7 @@ def _embed_column(
 
 
 def embed_column(weight: Weight, ids: torch.Tensor, into: Into, to: torch.Tensor) -> None:
-    """`steps.EmbedColumn`: columns of a weight, of ids, int64 [rows], into float32 [rows, inputs]."""
+    """Compute `steps.EmbedColumn`: columns of a weight, for ids, int64 [rows], into float32 [rows, inputs]."""
     rows, columns, grid = tiles(len(to), weight.inputs, _ROWS, _COLUMNS)
     tensors, kinds = stored(weight)
     _embed_column[grid](
@@ -230,7 +230,7 @@ def embed_column(weight: Weight, ids: torch.Tensor, into: Into, to: torch.Tensor
 
 
 def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs, float32 [rows, n], as whole numbers, int8 [rows, n], and the scales of their groups, float32."""
+    """Round inputs, float32 [rows, n], to int8 [rows, n]; return them and the scales of their groups, float32."""
     whole = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     scales = x.new_empty(x.numel() // GROUP)
     groups = tile(len(scales), _GROUPS)
@@ -239,7 +239,7 @@ def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def stored(weight: Weight) -> tuple[list[torch.Tensor], list[int | bool]]:
-    """A weight of whole numbers as the kernel takes it: tensors, and what they are."""
+    """Return a weight of whole numbers in the form that the kernel takes: tensors, and constants that describe them."""
     made, scales = FORMATS[weight.storage], weight.scales
     assert scales is not None
     others = (scales.units, scales.minima, scales.minimum_units)
