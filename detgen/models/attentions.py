@@ -1,4 +1,4 @@
-"""What mixes the rows of a layer: its attention, as its family's row tells, or a module that keeps states."""
+"""Describes what mixes the rows of a layer: its attention, by its family's traits, or a module that keeps states."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from detgen.models.description import Description
 
 
-# Classes of attentions that rotate in all layers if there are no windows.
+# Classes of attentions that rotate in all layers of a model without windows.
 _ALL_WITHOUT_WINDOWS = ("Exaone4Attention", "ExaoneMoeAttention")
-# Modules that keep states of sequences, by the ends of their classes' names: what they keep, and what they consist of.
+# Modules that keep states of sequences, by the ends of their class names: the shape of the states, and the description.
 _NETS: dict[str, tuple[Callable[[Any], StateShape], Callable[[Description, Any], Mixer]]] = {
     "GatedDeltaNet": (delta_shape, delta_net),
     "ShortConv": (convolution_shape, short_convolution),
@@ -34,10 +34,10 @@ _NETS: dict[str, tuple[Callable[[Any], StateShape], Callable[[Description, Any],
 
 
 def attention_of(of: Description, attention: Any, index: int) -> Attention:
-    """The attention of a layer.
+    """Describe the attention of a layer.
 
     Raises:
-        UnknownError: if it is not what the family's row says.
+        UnknownError: if it does not match the family's traits.
     """
     family, config = of.family, of.config
     out, rotary = of.linear(getattr(attention, family.out)), _rotary(of, attention, index)
@@ -58,7 +58,7 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
         elif modules[-1] is None:  # values are keys, before both are normed
             modules[-1] = modules[-2]
         qkv = [of.linear(module) for module in modules]
-        if source is None:  # a file may have settings of others, which its family does not read
+        if source is None:  # a file may have settings of other families, which its own does not read
             queries = (2 if family.gated else 1) * heads
             kv_heads = (sum(one.weight.shape[0] for one in qkv) // size - queries) // 2
         else:
@@ -124,23 +124,23 @@ def _rotates(of: Description, attention: Any) -> bool:
 
 
 def _multiplied(qkv: list[Linear], read: float, keys: float) -> list[Linear]:
-    """Queries, keys and values whose inputs are multiplied by a factor, and keys by another one."""
+    """Return queries, keys and values with inputs multiplied by `read`, and keys also by `keys`."""
     if read != 1 and any(one.bias is not None for one in qkv):
         raise UnknownError("a bias of what reads multiplied rows")
     return [one._replace(factor=read * of) for one, of in zip(qkv, (1.0, float(keys), 1.0), strict=True)]
 
 
 def state_shape_of(net: Any) -> StateShape | None:
-    """What a module keeps of each sequence; None if it is none of those that are known."""
+    """Return the shape of a module's states; None if the module is unknown."""
     kind = _kind(net)
     return _NETS[kind][0](net) if kind else None
 
 
 def state_mixer(of: Description, net: Any, layer: Any) -> Mixer:
-    """The description of such a module, and of the layer that it is in.
+    """Describe such a module within its layer.
 
     Raises:
-        UnknownError: if it is another kind of net.
+        UnknownError: if it is of another kind.
     """
     found = _NETS[_kind(net)][1](of, net)
     return replace(found, out=found.out._replace(factor=float(getattr(layer, "ssm_out_multiplier", 1.0))))

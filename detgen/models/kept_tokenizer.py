@@ -1,7 +1,7 @@
-"""A tokenizer of transformers without transformers: the tokenizers library does for it what matters to texts.
+"""A transformers tokenizer without transformers: the tokenizers library does the work on texts.
 
-Chats are rendered by the very functions of transformers that would render them otherwise
-(`detgen/models/chat_functions.py`). What else is asked, transformers' own answers, which is loaded then.
+Chats are rendered by transformers' own functions (`detgen/models/chat_functions.py`). Anything else is passed on to
+transformers' tokenizer, which is loaded on demand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from detgen.models.chat_functions import CHAT_FUNCTIONS, chat_functions
 
-# What is done here in place of transformers' tokenizers, of which some do it otherwise.
+# Methods replaced here; some of transformers' tokenizers override them.
 _DONE_HERE = (
     *("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding", "decode", "_decode"),
     *("get_vocab", "convert_ids_to_tokens", "added_tokens_decoder", "backend_tokenizer"),
@@ -28,13 +28,13 @@ _FILE = "tokenizer.json"
 
 
 class Encoded(NamedTuple):
-    """What a text becomes."""
+    """The encoding of a text."""
 
     input_ids: list[int]
 
 
 def facts_of(tokenizer: Any, place: Path) -> dict[str, Any] | None:
-    """What `KeptTokenizer` is made of, as data that JSON can hold; None for tokenizers with ways of their own.
+    """Return the data for a `KeptTokenizer`, as JSON values; None for tokenizers that override its methods.
 
     Args:
         tokenizer: of transformers.
@@ -61,22 +61,22 @@ def facts_of(tokenizer: Any, place: Path) -> dict[str, Any] | None:
 
 
 def _unbound(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer, for whole texts alone, as transformers takes it if nothing else is asked for."""
+    """Return the tokenizer set to encode whole texts, as transformers does by default."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 class KeptTokenizer:
-    """Made of what is kept of a tokenizer.
+    """A tokenizer made of kept data.
 
     Args:
-        facts: see `facts_of`; the state may be the tokenizer itself.
+        facts: from `facts_of`; the state may be the tokenizer itself.
         place: folder or file of the model.
-        load: loads transformers' own.
+        load: loads transformers' own tokenizer.
 
     Attributes:
-        backend_tokenizer: of the tokenizers library.
+        backend_tokenizer: the tokenizer of the tokenizers library.
     """
 
     eos_token_id: int | None
@@ -106,7 +106,7 @@ class KeptTokenizer:
         return getattr(self._own, name)
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> Encoded:
-        """The token ids of a text."""
+        """Return the token ids of a text."""
         (encoding,) = self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return Encoded(encoding.ids)
 
@@ -117,7 +117,7 @@ class KeptTokenizer:
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
     ) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         cleaned = clean_up_tokenization_spaces
         if self.clean_up_tokenization_spaces if cleaned is None else cleaned:
             text: str = self.__getattr__("decode")(
@@ -128,14 +128,14 @@ class KeptTokenizer:
         return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        """Token ids by their texts."""
+        """Return the token ids by text."""
         return self.backend_tokenizer.get_vocab(with_added_tokens=True)
 
     def convert_ids_to_tokens(self, ids: int) -> str | None:
-        """The entry of the vocabulary that a token id stands for."""
+        """Return the vocabulary entry of a token id."""
         return self.backend_tokenizer.id_to_token(ids)
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """Tokens beside the vocabulary, by their ids."""
+        """Tokens besides the vocabulary, by id."""
         return self.backend_tokenizer.get_added_tokens_decoder()

@@ -1,8 +1,8 @@
-"""Latent attention (DeepSeek-AI, arXiv 2405.04434): keys and values of all heads come out of one short vector of a row.
+"""Latent attention (DeepSeek-AI, arXiv 2405.04434): keys and values of all heads are computed from one short vector.
 
-Its modules become two linear layers with a norm between them, for queries and for keys and values, so that it runs as
-any other attention does once these have run. Keys and values are stored as heads read them, not compressed. What is
-rotated stands first in a head here, and last in transformers; that changes no score but in the order of its sum.
+Its modules become two linear layers with a norm between them, for queries and for keys and values, after which it runs
+like any other attention. Keys and values are stored as heads read them, not compressed. The rotated entries come first
+in a head here, and last in transformers; this changes only the order in which a score is summed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def latent_of(of: Description, attention: Any) -> Latent:
-    """What a module of latent attention consists of.
+    """Describe a module of latent attention.
 
     Raises:
-        UnknownError: if it is not what DeepSeek's is.
+        UnknownError: if it is not like DeepSeek's.
     """
 
     def through(down: Any, between: Any, up: Linear) -> Through:
@@ -48,12 +48,12 @@ def latent_of(of: Description, attention: Any) -> Latent:
 
 
 def expanded(weight: Weight, form: Form, *, heads: int, turned: int, values: int) -> np.ndarray:
-    """The weight that makes keys and values of all heads: all keys, then all values; what keys rotate is taken over.
+    """Return the weight that makes all keys, whose rotated part is copied, followed by all values.
 
     Args:
-        weight: [heads * (key entries that are not rotated + values), entries of the short vector].
-        form: in which linear layers are; where it has few bits, these are the numbers that they stand for, in float32.
-        heads: of keys.
+        weight: [heads * (unrotated key entries + values), entries of the short vector].
+        form: the form of linear layers; if quantized, the result holds the dequantized numbers in float32.
+        heads: number of key heads.
         turned: entries of a key that are rotated.
         values: entries of a value.
     """
@@ -69,7 +69,7 @@ def expanded(weight: Weight, form: Form, *, heads: int, turned: int, values: int
 
 
 def expanded_sizes(model: nn.Module) -> dict[nn.Parameter, int]:
-    """How many numbers `expanded` makes of the weights that it takes, by these; nothing of other attention."""
+    """Return how many numbers `expanded` makes of each weight that it takes; empty for other attention."""
     found: dict[nn.Parameter, int] = {}
     module: Any  # of transformers
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""What Gemma 3n and 4 have beside the parts of others: vectors of the token, described and turned into steps; experts
+"""Parts that only Gemma 3n and 4 have: vectors of the token for each layer, described and turned into steps; experts
 beside a feed-forward.
 """
 
@@ -23,7 +23,7 @@ _NAME = "layer inputs"
 
 
 def layer_inputs_of(of: Description, vocabulary: int) -> LayerInputs | None:
-    """What tokens give to each layer; None if they give nothing.
+    """Describe the vectors that tokens give to each layer; None if there are none.
 
     Raises:
         UnknownError: if some tokens have no entry.
@@ -34,7 +34,7 @@ def layer_inputs_of(of: Description, vocabulary: int) -> LayerInputs | None:
         return None
     weight, scale = of.weight(table.weight), float(inner.per_layer_input_scale)
     known, factor = weight.shape[0], first_of(inner, "per_layer_projection_scale per_layer_model_projection_scale")
-    if known < vocabulary and type(inner).__name__ != "Gemma3nTextModel":  # which gives those the entry of token 0
+    if known < vocabulary and type(inner).__name__ != "Gemma3nTextModel":  # gives these the entry of token 0
         raise UnknownError("tokens that give nothing to layers")
     linear = of.linear(inner.per_layer_model_projection)._replace(factor=float(factor))
     return LayerInputs(
@@ -48,7 +48,7 @@ def layer_inputs_of(of: Description, vocabulary: int) -> LayerInputs | None:
 
 
 def layer_input_of(of: Description, layer: Any, index: int) -> LayerInput | None:
-    """How a layer takes what tokens give it; None where they give nothing."""
+    """Describe how a layer takes its vector of the token; None if there are none."""
     if getattr(layer, "per_layer_input_gate", None) is None:
         return None
     size = int(layer.hidden_size_per_layer_input)
@@ -63,14 +63,14 @@ def layer_input_of(of: Description, layer: Any, index: int) -> LayerInput | None
 
 
 def beside_of(of: Description, layer: Any, experts: Experts) -> Beside:
-    """A mixture beside a layer's feed-forward."""
+    """Describe a mixture beside a layer's feed-forward."""
     before = of.given_norm(layer.pre_feedforward_layernorm_2)
     after = of.given_norm(layer.post_feedforward_layernorm_1), of.given_norm(layer.post_feedforward_layernorm_2)
     return Beside(experts, before, after)
 
 
 class LayerInputsSteps:
-    """What makes the vectors of all layers, as steps take it."""
+    """Builds the steps that make the vectors of all layers."""
 
     def __init__(self, inputs: LayerInputs, form: Form, keep: Keep) -> None:
         self._table, self._factor, self._scale = keep(whole(inputs.table)), inputs.factor, inputs.scale
@@ -79,7 +79,7 @@ class LayerInputsSteps:
         self._norm = NormParts.of(inputs.norm, keep, self._linear.outputs)
 
     def build(self, program: Program, hidden: Buffer) -> None:
-        """Append the steps, which read the embeddings."""
+        """Append the steps; they read the embeddings."""
         made, table = Buffer(_NAME, self._linear.outputs), self._table
         into = Into(made, factor=self._of_linear)
         program.add(steps.Linear(name=_NAME, x=hidden, to=into, weight=self._linear))
@@ -90,7 +90,7 @@ class LayerInputsSteps:
 
 
 class LayerInputSteps:
-    """How a layer takes its vector, as steps take it."""
+    """Builds the steps by which a layer takes its vector."""
 
     def __init__(self, taking: LayerInput, form: Form, keep: Keep) -> None:
         self._at, self._width, self._activation = taking.at, taking.width, taking.activation
@@ -98,7 +98,7 @@ class LayerInputSteps:
         self._norm = NormParts.of(taking.norm, keep)
 
     def build(self, program: Program, name: str, branch: Branch) -> None:
-        """Append what is added to the layer's rows."""
+        """Append the steps that add to the layer's rows."""
         name, wanted = f"{name}.per_layer_input", branch.wanted
         inputs, opened = Buffer(_NAME, self._width), Buffer("layer input", self._gate.outputs)
         if wanted:

@@ -1,4 +1,4 @@
-"""The steps of a layer of a decoder: what mixes its rows, such as an attention, then a feed-forward or experts."""
+"""Builds the steps of a decoder's layer: its mixers, such as an attention, then a feed-forward or experts."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from detgen.program.states import Watch
 
 
 class AttentionSteps:
-    """An attention, as steps take it.
+    """Builds the steps of an attention.
 
     Attributes:
-        name: of the module.
-        out: what its results go through.
-        factor: of what that gives.
-        ends: name of that.
+        name: name of the module.
+        out: the linear layer that its results go through.
+        factor: multiplies the results of `out`.
+        ends: name of `out`.
         keeps: whether it stores keys and values of its own.
     """
 
@@ -58,7 +58,7 @@ class AttentionSteps:
         self._rotated_first, self._tuning = attention.rotated_first, attention.tuning
         self._bound = attention.bound
         sizes = self._queries, self._keys, kv_heads * attention.values
-        found, self._norms = 0, []  # of each norm, its part, where it begins, and what it is
+        found, self._norms = 0, []  # for each norm: its part, first entry, and parameters
         for part, entries, norm in zip("qkv", sizes, attention.head_norms, strict=True):
             if norm is not None:
                 self._norms.append((part, found, NormParts.of(norm, keep, entries)))
@@ -76,7 +76,7 @@ class AttentionSteps:
         self._gate = None if attention.gate is None else joint([attention.gate], form, keep)
 
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
-        """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
+        """Append the steps; return the buffer of results, which in the last layer has only the wanted rows."""
         keys = where.keys
         cache = Cache(**self._heads, keys=keys, kept=where.values, storage=STORAGE[name_of(keys.dtype)])
         attended = Buffer("attended", cache.heads * cache.values)
@@ -99,7 +99,7 @@ class AttentionSteps:
                 cosines=cosines,
                 sines=sines,
             )
-            if self._norms and self._rotated_first:  # what is stored here is stored again, behind the norms
+            if self._norms and self._rotated_first:  # what is stored here is stored again after the norms
                 program.add(replace(turned, name=f"{name}, rotated before the norms", factors=None, last=False))
             else:
                 store = turned
@@ -133,13 +133,13 @@ class AttentionSteps:
 
 
 class _ThroughSteps:
-    """Two linear layers with a norm between them, as steps take them."""
+    """Builds the steps of two linear layers with a norm between them."""
 
     def __init__(self, through: Through, up: Weight, form: Form, keep: Keep) -> None:
         self._down, self._norm, self._up = joint([through.down], form, keep), NormParts.of(through.norm, keep), up
 
     def build(self, program: Program, name: str, x: Buffer, to: Buffer, at: int) -> None:
-        """Append the steps, whose results begin at a column."""
+        """Append the steps; their results begin at column `at`."""
         short = Buffer(f"short {name.rpartition('.')[2]}", self._down.outputs)
         program.add(steps.Linear(name=f"{name}_a", x=x, to=Into(short), weight=self._down))
         program.add(self._norm.step(f"{name}_a, normed", short, Into(short)))
@@ -147,7 +147,7 @@ class _ThroughSteps:
 
 
 class _LatentSteps:
-    """Latent attention's queries, keys and values, as steps take them."""
+    """Builds the steps of latent attention's queries, keys and values."""
 
     def __init__(self, attention: Attention, latent: Latent, form: Form, keep: Keep) -> None:
         queries, entries, self._begin = latent.queries, latent.entries, attention.heads * attention.size
@@ -164,7 +164,7 @@ class _LatentSteps:
             turned=2 * len(attention.rotary.frequencies),
             values=attention.values,
         )
-        # What keys rotate goes through it as it is, so it rounds no inputs.
+        # The rotated part of keys passes through unchanged, so inputs are not rounded.
         self._entries = _ThroughSteps(entries, joint([Linear(up, None)], "none", keep), form, keep)
 
     def build(self, program: Program, name: str, read: Buffer, qkv: Buffer) -> None:
@@ -180,7 +180,7 @@ MixerSteps: TypeAlias = AttentionSteps | DeltaSteps | ShortConvolutionSteps | Ma
 
 
 class LayerSteps:
-    """The parts of a layer, as steps take them."""
+    """Builds the steps of a layer."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class LayerSteps:
         self._altup = None if layer.altup is None else AltUpSteps(layer.altup, width, form, keep)
 
     def build(self, program: Program, name: str, angles: Angles, where: Entries, *, last: bool) -> None:
-        """Append the layer's steps; behind the mixers of the last layer, those of the wanted rows alone."""
+        """Append the layer's steps; in the last layer, those after the mixers see only the wanted rows."""
         hidden = read = Buffer("hidden", self._width)
         before, after, before_mlp, after_mlp = self._norms
         if self._altup is not None:
@@ -225,7 +225,7 @@ class LayerSteps:
             if self._laurel is not None or (self._parallel and before is not None and before_mlp is None):
                 read = taken(program, "rows wanted, normed", read)
         mlp = self._mlp
-        if self._parallel and mlp is not None:  # before the attention's results are added to what the mlp reads
+        if self._parallel and mlp is not None:  # before the attention's results are added to the mlp's input
             if before_mlp is not None:
                 read = self._normed(program, f"{name}.norm before the mlp", before_mlp, hidden, wanted=last)
             elif before is None:
@@ -259,7 +259,7 @@ class LayerSteps:
     def _normed(
         self, program: Program, name: str, norm: NormParts | None, x: Buffer, *, wanted: bool = False
     ) -> Buffer:
-        """Append a norm, if there is one; the buffer that holds what is read after it."""
+        """Append a norm, if there is one; return the buffer to read from then on."""
         if norm is None:
             return x
         normed = x if self._added_to_normed else Buffer("normed", self._width)

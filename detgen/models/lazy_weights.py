@@ -1,8 +1,8 @@
-"""Weights that are not there yet: models are read from their folder when they are packed.
+"""Models without weights: the weights are read from the model's folder while they are packed.
 
-So memory holds a model once. That is for models that become programs, from safetensors files that have their parameters
-and nothing else, by their own names, by those that their family had before, or expert by expert; transformers loads,
-converts or refuses all others.
+So memory holds a model only once. This works for models that become programs, from safetensors files with exactly their
+parameters, by their own names, by the former names of their family, or expert by expert; transformers loads, converts
+or refuses all others.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from detgen.program import arrays
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What names in files have in place of what parameters have, by class.
+# Parts of names in files, and what parameters have in their place, by class.
 _RENAMED = {
     "GPTNeoXForCausalLM": ("embed_out.", "lm_head."),
     "NemotronHForCausalLM": ("backbone.", "model."),
     "MixtralForCausalLM": (".block_sparse_moe.", ".mlp."),
 }
-OF_MASKS = r"\.masked_bias$"  # names of what modules of GPT Neo, GPT-J and GPT-2 once kept: a number for what is hidden
+OF_MASKS = r"\.masked_bias$"  # buffers that modules of GPT Neo, GPT-J and GPT-2 once had: a number for hidden positions
 EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
-# The parameters that experts' weights are parts of, and which part.
+# The parameter that contains an expert's weight, and which part of it the weight is.
 _JOINED = {
     **{"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1), "down_proj": ("down_proj", 0)},
     **{"w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1), "w2": ("down_proj", 0)},
@@ -44,13 +44,13 @@ _JOINED = {
 def empty_model(
     folder: Path, stored: Stored, config: Any, dtype: np.dtype[Any]
 ) -> tuple[PreTrainedModel, Reader] | None:
-    """The model without its weights, and what reads them; None if transformers has to load them.
+    """Return the model without its weights, and their reader; None if transformers has to load them.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         stored: its weights.
         config: its configuration.
-        dtype: in which the weights are wanted.
+        dtype: number format for the weights.
     """
     if hasattr(config, "quantization_config") or not stored.tensors:
         return None
@@ -65,7 +65,7 @@ def empty_model(
 
 
 def reader_of(model: Any, folder: Path, stored: Stored, dtype: np.dtype[Any]) -> Reader | None:
-    """What reads the weights of a model whose parameters have no memory; None if transformers has to load them."""
+    """Return the reader of a model whose parameters have no memory; None if transformers has to load it."""
     try:
         found = _read_buffers(model, folder, _of_text(model, stored.tensors), dtype)
     except ValueError:
@@ -90,16 +90,16 @@ def reader_of(model: Any, folder: Path, stored: Stored, dtype: np.dtype[Any]) ->
 
 
 def quantized_model(folder: Path, stored: Stored, config: Any, dtype: np.dtype[Any]) -> tuple[PreTrainedModel, Reader]:
-    """The model without its weights, some of which are in MXFP4 or quantized by bitsandbytes, and what reads them.
+    """Return the model without its weights, some of which are in MXFP4 or quantized by bitsandbytes, and their reader.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         stored: its weights.
         config: its configuration.
-        dtype: which the others get.
+        dtype: number format for the other weights.
 
     Raises:
-        ValueError: if they are not those of the model, or cannot be read; names the tensor.
+        ValueError: if they do not fit the model, or cannot be read; names the tensor.
     """
     if not stored.tensors:
         raise ValueError("weights that are quantized are read from safetensors files; save it as such")
@@ -110,7 +110,7 @@ def quantized_model(folder: Path, stored: Stored, config: Any, dtype: np.dtype[A
 
 
 def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: np.dtype[Any]) -> Reader:
-    """What reads the weights of such a model whose parameters have no memory; errors as `quantized_model`."""
+    """Return the reader of such a model whose parameters have no memory; errors as for `quantized_model`."""
     of = mxfp4_weights if mxfp4_weights.are_there(stored.tensors) else bitsandbytes_weights
     few, others = of.places(folder, _read_buffers(model, folder, _of_text(model, stored.tensors), dtype))
     for tensor in others:
@@ -138,12 +138,12 @@ def quantized_reader_of(model: Any, folder: Path, stored: Stored, dtype: np.dtyp
 def _read_buffers(
     model: PreTrainedModel, folder: Path, tensors: Sequence[Tensor], dtype: np.dtype[Any]
 ) -> list[Tensor]:
-    """Read what a model keeps beside its parameters, in place, as transformers does; the tensors that are left.
+    """Read a model's buffers in place, as transformers does; return the remaining tensors.
 
-    What files have of numbers that are worked out is left out, too.
+    Tensors of buffers that are computed are left out, too.
 
     Raises:
-        ValueError: names what is missing, or not what the model has.
+        ValueError: if one is missing or does not fit; names it.
     """
     buffers, renamed = dict(model.named_buffers()), _RENAMED.get(type(model).__name__)
     names = [tensor.name if renamed is None else tensor.name.replace(*renamed) for tensor in tensors]
@@ -155,14 +155,14 @@ def _read_buffers(
             raise ValueError(f"weights are missing, or do not fit config.json: {name}")
         numbers = whole(Place(folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at).read())
         if not any(part in name for part in in_32_bits):
-            with np.errstate(over="ignore"):  # what is too large is infinite
+            with np.errstate(over="ignore"):  # numbers that are too large become infinite
                 numbers = numbers.astype(dtype)
         buffers[name].data = arrays.tensor(arrays.floats(numbers))
     return [tensor for name, tensor in zip(names, tensors, strict=True) if name not in buffers]
 
 
 def _of_text(model: PreTrainedModel, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors by the names that a model has for them; of a multimodal model, whose towers are left out, its text's."""
+    """Return tensors under the model's names; for a multimodal model without towers, only those of the text model."""
     renamed = renaming(model)
     found = [tensor._replace(name=renamed(tensor.name)) for tensor in tensors]
     left = of_text([tensor.name for tensor in found], without_towers(model))
@@ -170,7 +170,7 @@ def _of_text(model: PreTrainedModel, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _read_generation(folder: Path, model: PreTrainedModel) -> None:
-    """Read the file whose end-of-sequence tokens count, as transformers does."""
+    """Read the file whose end-of-sequence tokens are used, as transformers does."""
     from transformers import GenerationConfig
 
     if (folder / "generation_config.json").is_file():
@@ -178,12 +178,12 @@ def _read_generation(folder: Path, model: PreTrainedModel) -> None:
 
 
 def _lying(folder: Path, tensors: Sequence[Tensor]) -> dict[str, Lying]:
-    """Where tensors of plain numbers lie, by name."""
+    """Return the places of tensors of plain numbers, by name."""
     return {t.name: Place(folder / t.file, t.dtype, tuple(t.shape), t.at) for t in tensors}
 
 
 def _places(lying: Mapping[str, Lying], renamed: tuple[str, str] | None) -> dict[str, Lying] | None:
-    """Where parameters lie, by name; None if two tensors have one's place, or its parts do not fit together."""
+    """Return the places of parameters by name; None if two tensors have the same one, or parts do not fit together."""
     found: dict[str, Lying] = {}
     parts: dict[str, dict[tuple[int, int], Lying]] = defaultdict(dict)  # by expert and part
     for name, place in lying.items():
@@ -207,14 +207,14 @@ def _places(lying: Mapping[str, Lying], renamed: tuple[str, str] | None) -> dict
 
 
 def looks_at_positions(model: PreTrainedModel) -> bool:
-    """Whether a rotary embedding asks how long its input is, which has no answer before there are weights."""
+    """Return whether a rotary embedding depends on the length of its input, which is unknown without weights."""
     found = [getattr(module, "rope_type", None) for module in model.modules()]
     kinds = {kind for one in found for kind in (one.values() if isinstance(one, dict) else [one])}
     return bool(kinds & {"dynamic", "longrope"})
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether a tensor is of numbers that can be taken as they are, and as large as its shape."""
+    """Return whether a tensor has plain numbers, and the size of its shape."""
     shape = tensor.shape
     if tensor.dtype not in ("F32", "F16", "BF16") or not isinstance(shape, list) or not shape:
         return False

@@ -1,12 +1,12 @@
-"""What the rows of a layer see, asked of transformers: the mask that a model gives to its attention is recognized.
+"""Finds out what the rows of a layer see, by recognizing the mask that transformers gives to the attention.
 
-Transformers makes masks of functions that say whether a row at a position sees a key at another. A model that runs by
-the attention `ASKING` gets such a function in the mask's place. It is compared with the forms that detgen's attention
-has: all positions up to the row's own, a window of the last ones, chunks that see nothing of each other.
+Transformers makes masks from functions that say whether a row at a position sees a key at another. A model that runs
+with the attention `ASKING` gets such a function instead of a mask. It is compared with the forms that detgen's
+attention supports: all positions up to the row's own, a window of the last ones, chunks that do not see each other.
 
-Some modules compute attention by themselves, without transformers' AttentionInterface. Families that have a description
-run by their modules' weights alone. What else there is to know of such a module, its heads and its scores, it says
-itself; what its rows see, the mask says that it is given.
+Some modules compute attention on their own, without transformers' AttentionInterface. Families with a description need
+only the weights of their modules. The heads and the scale of scores are read from the module; what its rows see is read
+from the mask that it is given.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import torch
 from torch import nn
 from transformers import AttentionMaskInterface, PreTrainedConfig
 
-ASKING = "detgen_asking"  # the attention function under which masks are functions
+ASKING = "detgen_asking"  # the attention function whose masks are functions
 
 _Visible = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # batch, head, row, key
 _AROUND = (-2, -1, 0, 1, 2)
 _MULTIPLES = (1, 2, 3, 5)
 _DENSE = 80  # first positions, all of which are compared
-_FARTHEST = 1 << 24  # numbers of a configuration beyond are no positions
-# Settings that transformers does not read, so that no comparison with its forward can tell what they change.
+_FARTHEST = 1 << 24  # larger numbers of a configuration are not positions
+# Settings that transformers does not read, so that comparing with its forward cannot show their effect.
 _UNREAD: dict[str, dict[str, Any]] = {
     "MptForCausalLM": {
         **{"attn_config.alibi": True, "attn_config.alibi_bias_max": 8, "attn_config.prefix_lm": False},
@@ -40,22 +40,22 @@ _UNREAD: dict[str, dict[str, Any]] = {
 
 
 class UnknownMaskError(NotImplementedError):
-    """A mask is none of those that detgen's attention has."""
+    """A mask has no form that detgen's attention supports."""
 
 
 class Seen(NamedTuple):
-    """What a row sees: the positions up to its own, as far as a window or a chunk lets it.
+    """What a row sees: the positions up to its own, within a window or a chunk.
 
     Attributes:
-        window: how many positions, the row's own included; None for all.
-        chunk: positions of a chunk, counted from position 0, beyond whose first a row does not see; None for no chunks.
+        window: number of positions, including the row's own; None for all.
+        chunk: positions of a chunk, counted from position 0; a row sees none before its chunk. None for no chunks.
     """
 
     window: int | None = None
     chunk: int | None = None
 
     def visible(self, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Whether rows at these positions see keys at those, bool; int64, any shapes that broadcast."""
+        """Return whether rows at these positions see keys at those, bool; int64, any shapes that broadcast."""
         seen = keys <= rows
         if self.window is not None:
             seen = seen & (keys > rows - self.window)
@@ -65,11 +65,11 @@ class Seen(NamedTuple):
 
 
 class Mask:
-    """Stands for the mask of some layers; a model that does anything with it but hand it on is refused.
+    """Stands for the mask of some layers; refuses models that do anything with it but pass it on.
 
     Args:
-        function: by which transformers would make it.
-        device: of the tensors that it may hold.
+        function: the function from which transformers would make the mask.
+        device: for the tensors that the function may hold.
     """
 
     def __init__(self, function: _Visible, device: torch.device) -> None:
@@ -80,29 +80,29 @@ class Mask:
         raise UnknownMaskError("it computes with the mask of its attention")
 
     def __getitem__(self, index: Any) -> Any:
-        """Itself, where all of a mask is taken."""
+        """Return the mask itself for an index that selects all of it."""
         if isinstance(index, tuple) and all(each in (slice(None), slice(0, None)) for each in index):
             return self
         raise UnknownMaskError("it computes with the mask of its attention")
 
     def to(self, *_: Any) -> Mask:
-        """Itself, in whatever a model wants numbers of a mask."""
+        """Return the mask itself, whatever dtype or device a model wants."""
         return self
 
     @classmethod
     def __torch_function__(cls, *call: Any) -> Any:
-        """Called for torch's functions that a mask is given to."""
+        """Refuse functions of torch that are called with a mask."""
         raise UnknownMaskError("it computes with the mask of its attention")
 
     def seen(self, heads: int, config: PreTrainedConfig) -> Seen:
-        """What a row sees.
+        """Return what a row sees.
 
         Args:
-            heads: of the layer's queries.
+            heads: number of query heads of the layer.
             config: of the model; positions around its numbers are compared.
 
         Raises:
-            UnknownMaskError: if that is none of the forms that there are.
+            UnknownMaskError: if it has none of the supported forms.
         """
         if heads not in self._found:
             self._found[heads] = self._recognized(heads, config)
@@ -121,7 +121,7 @@ class Mask:
         raise UnknownMaskError("it brings a mask that is neither causal, nor a sliding window, nor chunks")
 
     def _bound(self, last: int) -> int:
-        """The first position whose row does not see position 0; 0 if there is none up to `last`."""
+        """Return the first position whose row does not see position 0; 0 if there is none up to `last`."""
         zero, low, high = torch.tensor(0), 0, last + 1
         if self._ask(zero, torch.tensor(last), zero):
             return 0
@@ -141,7 +141,7 @@ class Mask:
 
 
 def numbers_of(config: PreTrainedConfig) -> Iterator[int]:
-    """The whole numbers of a configuration."""
+    """Yield the whole numbers of a configuration."""
     yield from _within(config.to_dict())
 
 
@@ -154,13 +154,13 @@ def _within(settings: Any) -> Iterator[int]:
 
 
 def _keep(*, mask_function: _Visible, device: torch.device | str = "cpu", **how: Any) -> Mask:
-    """The mask function that transformers' models call through the AttentionMaskInterface."""
+    """Make a mask; transformers' models call this function through the AttentionMaskInterface."""
     where = torch.device(device)
     return Mask(_unpadded(mask_function) if where.type == "meta" else mask_function, where)
 
 
 def _unpadded(held: Any) -> Any:
-    """A function, or what it holds, where the padding of sequences is none, if it has no numbers on `meta`."""
+    """Return a function without padding of sequences, here and in what it holds, if the padding is on `meta`."""
     if isinstance(held, torch.Tensor) and held.device.type == "meta" and held.ndim == 1:
         return torch.zeros(held.shape, dtype=held.dtype)
     if isinstance(held, tuple):
@@ -175,15 +175,15 @@ AttentionMaskInterface.register(ASKING, _keep)
 
 
 class Heads(NamedTuple):
-    """What a module says of itself.
+    """What a module says about itself.
 
     Attributes:
-        heads: of queries.
-        kv_heads: of keys and values.
-        size: entries of each.
+        heads: number of query heads.
+        kv_heads: number of key and value heads.
+        size: entries of a head.
         scale: of the scores.
-        slopes: of each head, see `Attend`; None for none.
-        window: what its rows see, if that is less than the mask says; None for no window.
+        slopes: per head, see `Attend`; None for none.
+        window: what its rows see, if less than the mask says; None for no window.
     """
 
     heads: int
@@ -225,12 +225,12 @@ def _gpt_neo(module: Any) -> Heads:
 
 
 def _of(module: Any, name: str) -> Callable[..., torch.Tensor]:
-    """A function of the file that a module comes from."""
+    """Return a function of the file that defines a module."""
     found: Callable[..., torch.Tensor] = getattr(sys.modules[type(module).__module__], name)
     return found
 
 
-# By the classes of modules.
+# By class of module.
 KINDS: dict[str, Callable[[Any], Heads]] = {
     "BloomAttention": _bloom,
     "MptAttention": _mpt,
@@ -243,7 +243,7 @@ KINDS: dict[str, Callable[[Any], Heads]] = {
 
 @contextmanager
 def asking_modules(model: Any, note: Note) -> Iterator[None]:
-    """Let such modules of a model note what they are, instead of computing anything, when a pass asks for masks."""
+    """Let such modules of a model note their properties, instead of computing, when a pass asks for masks."""
     for name, value in _UNREAD.get(type(model).__name__, {}).items():
         if (found := attrgetter(name)(model.config)) != value:
             raise UnknownMaskError(f"transformers does not read its {name} ({found})")

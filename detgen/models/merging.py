@@ -1,4 +1,4 @@
-"""Merges an adapter into the weights of a model while they are read; docs/numerics.md states the sums."""
+"""Merges an adapter into the weights of a model while they are read; docs/numerics.md defines the sums."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-_AT_A_TIME = 1 << 22  # entries of a weight that are merged at a time
+_AT_A_TIME = 1 << 22  # entries of a weight merged at once
 
 
 class _Change(NamedTuple):
-    """What is added to a weight, [rows, columns].
+    """A product of factors to add to a weight, [rows, columns].
 
     Attributes:
-        left: gives [rows, rank]; [rank, rows] if the weight has inputs before outputs.
-        right: gives [rank, columns]; [columns, rank] likewise.
-        turned: whether it has.
-        scale: of the product.
+        left: [rows, rank]; [rank, rows] if `turned`.
+        right: [rank, columns]; [columns, rank] if `turned`.
+        turned: whether the weight has inputs before outputs.
+        scale: multiplies the product.
     """
 
     left: Place
@@ -40,7 +40,7 @@ class _Change(NamedTuple):
     scale: float
 
     def on(self, weight: np.ndarray, rows: slice) -> np.ndarray:
-        """Those rows of the merged weight, of those of the weight, in its number format."""
+        """Return merged rows, given these rows of the weight, in the weight's number format."""
         import_torch()
         from detgen.kernels.c.modules import NativeLinear
 
@@ -51,13 +51,13 @@ class _Change(NamedTuple):
         for first in range(0, len(weight), step):
             some = slice(first, first + step)
             part = array(product(as_tensor(np.ascontiguousarray(left[some]))))
-            with np.errstate(over="ignore", invalid="ignore"):  # what is too large for 16 bits is infinite
+            with np.errstate(over="ignore", invalid="ignore"):  # numbers too large for 16 bits become infinite
                 made[some] = floats(weight[some]) + part * scale
         return made
 
 
 def _finite(place: Place) -> np.ndarray:
-    """A factor in float32, [outputs, rank] or [rank, inputs]."""
+    """Read a factor in float32, [outputs, rank] or [rank, inputs]; raise unless it is finite."""
     found = floats(whole(place.read()))
     if not np.isfinite(found).all():
         raise EngineError(f"{place.path}: {place.name} has numbers that are not finite: the adapter's training failed")
@@ -65,15 +65,15 @@ def _finite(place: Place) -> np.ndarray:
 
 
 class Merging:
-    """Gives the weights of a model with an adapter merged into them, in the number formats that they have without it.
+    """Reads the weights of a model with an adapter merged in, in the number formats that they have without it.
 
     Args:
-        model: whose weights they are, in floating point.
-        read: gives them as they are.
-        adapter: is merged into them.
+        model: the model, with weights in floating point.
+        read: reads its weights without the adapter.
+        adapter: the adapter to merge.
 
     Raises:
-        ValueError: the adapter is not one of this model; names the module or the parameter.
+        ValueError: if the adapter does not fit the model; names the module or the parameter.
     """
 
     def __init__(self, model: PreTrainedModel, read: Read, adapter: Adapter) -> None:
@@ -109,7 +109,7 @@ class Merging:
         return Place(self._folder / tensor.file, tensor.dtype, tuple(tensor.shape), tensor.at, tensor.name)
 
     def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> np.ndarray:
-        """The weight of a parameter, or some consecutive rows of it."""
+        """Return the weight of a parameter, or some consecutive rows of it."""
         place, change = self._replaced.get(parameter), self._changes.get(parameter)
         if place is None:
             found = self._read(parameter, rows)
@@ -120,7 +120,7 @@ class Merging:
 
 
 def _check(tensor: Tensor, there: tuple[int, ...], given: tuple[int, ...], owners: list[str]) -> None:
-    """Refuse what does not fit a weight, or would change two modules that share it."""
+    """Raise if a tensor does not fit a weight, or would change two modules that share the weight."""
     if there != given:
         raise ValueError(
             f"{tensor.file}: {tensor.name} is for a weight of {given}, and the model's is {there}; is it the one that"

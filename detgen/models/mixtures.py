@@ -1,4 +1,4 @@
-"""Mixtures of experts, a row of traits for each class of them that transformers has."""
+"""Mixtures of experts: the traits of each class that transformers has, and their descriptions."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
     from detgen.models.description import Description
 
-_LEAST_SUM = 1e-12  # of weights, what they are divided by; Ernie's, which no sum comes near
+_LEAST_SUM = 1e-12  # lower bound of sums that divide weights: Ernie's, which no sum comes near
 
 
 class Mixture(NamedTuple):
-    """The traits of a mixture; names are those of modules.
+    """The traits of a mixture; names are names of modules.
 
     Attributes:
-        router: gives the experts of a row.
-        logits: its linear layer, if it is none itself.
-        scoring: what it makes of logits.
-        weighs_inputs: see `Experts`.
-        shared: a feed-forward that all rows take, as far as a model has one, beside the mixture or in it.
-        added: see `Route`.
-        normalized: see `Route`, where the router does not say.
-        clamped: whether gates are clamped, and what they open; the experts say how far.
+        router: the module that chooses a row's experts.
+        logits: its linear layer, unless it is one itself.
+        scoring: how scores are computed from logits.
+        weighs_inputs: as in `Experts`.
+        shared: a feed-forward for all rows, beside the mixture or in it, if a model has one.
+        added: as in `Route`.
+        normalized: as in `Route`, unless the router says.
+        clamped: whether gates, and what they open, are clamped; the experts say to which bounds.
     """
 
     router: str = "gate"
@@ -46,7 +46,7 @@ class Mixture(NamedTuple):
     clamped: bool = False
 
 
-# By the classes of mixtures, or of layers that have one beside a feed-forward; experts have joined gates.
+# By class of the mixture, or of a layer that has one beside a feed-forward; gates of experts are joined.
 MIXTURES = {
     "MixtralSparseMoeBlock": Mixture(),
     "Qwen2MoeSparseMoeBlock": Mixture(),
@@ -90,10 +90,10 @@ MIXTURES = {
 
 
 def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
-    """A mixture of experts, the module of which may be the layer itself.
+    """Describe a mixture of experts, whose module may be the layer itself.
 
     Raises:
-        UnknownError: if there is no row for it, or it is not what that says.
+        UnknownError: if its class is unknown, or does not match its traits.
     """
     mixture = MIXTURES.get(type(mlp).__name__)
     if mixture is None:
@@ -116,7 +116,7 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
     picks = getattr(router, "top_k", None)
     picks = int(of.config.top_k_experts if picks is None else picks)
     routing = _routing(of, mlp, router, mixture)
-    how = {name: value for name, value in routing.items() if not isinstance(value, np.ndarray)}  # may have no numbers
+    how = {name: value for name, value in routing.items() if not isinstance(value, np.ndarray)}  # which may have no numbers
     logits, routes = Buffer("router", linear.weight.shape[0]), Buffer("routes", 2 * picks)
     for fault in Route(name="", x=logits, to=routes, **how).faults():
         raise UnknownError(fault)
@@ -140,7 +140,7 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
 
 
 def _weights(of: Description, experts: Any, parameter: nn.Parameter) -> Weight:
-    """[experts, outputs, inputs]; weights in few bits always are."""
+    """Return [experts, outputs, inputs], the order that weights in few bits always have."""
     weight = of.weight(parameter)
     if isinstance(weight, np.ndarray) and turned(experts):
         return weight.swapaxes(1, 2)
@@ -148,16 +148,16 @@ def _weights(of: Description, experts: Any, parameter: nn.Parameter) -> Weight:
 
 
 def _routing(of: Description, mlp: Any, router: Any, mixture: Mixture) -> dict[str, Any]:
-    """The fields of `Route` that say how a mixture's router chooses.
+    """Return the fields of `Route` that describe how a mixture's router chooses.
 
     Args:
         of: the model.
         mlp: the module.
-        router: that in it.
+        router: its router.
         mixture: its traits.
 
     Raises:
-        UnknownError: if it chooses in another way.
+        UnknownError: if it chooses in an unknown way.
     """
     scoring = mixture.scoring
     normalized = bool(getattr(router, "norm_topk_prob", mixture.normalized))

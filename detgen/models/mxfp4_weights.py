@@ -1,7 +1,7 @@
-"""Weights of experts in MXFP4, as the checkpoints of GPT-OSS have them: blocks of 32 weights that share a scale.
+"""Weights of experts in MXFP4, as in GPT-OSS checkpoints: blocks of 32 weights that share a scale.
 
-A weight is two tensors, whose names end in `_blocks`, [experts, outputs, blocks, 16], and `_scales`. They may come from
-a stranger: what is wrong is said in one line that names file and tensor. docs/numerics.md states what the weights are.
+A weight is two tensors, whose names end in `_blocks`, [experts, outputs, blocks, 16], and `_scales`. Files are not
+trusted: faults are reported in one line that names file and tensor. docs/numerics.md defines the weights.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from detgen.models.stored import ALL, Place, whole
 from detgen.program.arrays import FLOAT32
 from detgen.program.operands import GROUP
 
-_BYTES = GROUP // 2  # of a block
+_BYTES = GROUP // 2  # bytes of a block
 
 
 def is_mxfp4(config: Any) -> bool:
-    """Whether a configuration says that weights are in MXFP4."""
+    """Return whether a configuration declares weights in MXFP4."""
     said = getattr(config, "quantization_config", None)
     return isinstance(said, dict) and said.get("quant_method") == "mxfp4"
 
 
 def are_there(tensors: Iterable[Tensor]) -> bool:
-    """Whether any of the tensors in a folder is a part of a weight in MXFP4."""
+    """Return whether any of a folder's tensors is part of a weight in MXFP4."""
     return any(tensor.name.endswith("_blocks") for tensor in tensors)
 
 
 class InMicro(NamedTuple):
-    """Where a weight lies."""
+    """The place of a weight in MXFP4."""
 
     blocks: Place
     scales: Place
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight, [experts, outputs, inputs]."""
+        """Shape of the weight, [experts, outputs, inputs]."""
         return (*self.scales.shape[:-1], GROUP * self.scales.shape[-1])
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """In which it can be read whole."""
+        """Number format that holds all of its values."""
         return FLOAT32
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """Bytes of the weight."""
         return self.blocks.size + self.scales.size
 
     def read(self, rows: slice = ALL) -> Quantized:
-        """The weight, or some consecutive experts of it.
+        """Read the weight, or some consecutive experts of it.
 
         Raises:
-            EngineError: as `Place.read`.
+            EngineError: as for `Place.read`.
         """
         scales = whole(self.scales.read(rows))
         blocks = np.concatenate([scales[..., None], whole(self.blocks.read(rows))], -1)
@@ -75,10 +75,10 @@ class InMicro(NamedTuple):
 
 
 def places(folder: Path, tensors: Iterable[Tensor]) -> tuple[dict[str, InMicro], list[Tensor]]:
-    """Where weights in MXFP4 lie in a folder, by their names; and the tensors that are none of theirs.
+    """Return the places of a folder's weights in MXFP4, by name, and the tensors of other weights.
 
     Raises:
-        ValueError: names the file, the tensor and what is wrong.
+        ValueError: names the file, the tensor and the fault.
     """
     left = {tensor.name: tensor for tensor in tensors}
     found: dict[str, InMicro] = {}

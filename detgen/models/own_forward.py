@@ -1,4 +1,4 @@
-"""What a model's own forward in transformers has told of it. Plain data: knows neither transformers nor a back end."""
+"""The facts recorded from a model's own forward in transformers. Plain data, without transformers or a back end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Layout:
     """What the layers of a model keep of sequences, as recorded in a forward pass.
 
     Attributes:
-        cached: (kv_heads, key head size, value head size) of each layer; zeros of one that has no attention.
-        traits: attention traits of each layer; None of one that has none.
+        cached: (kv_heads, key head size, value head size) of each layer; zeros for a layer without attention.
+        traits: attention traits of each layer; None for a layer without attention.
         group: query heads per KV head.
-        uncalled: names of modules that the modules they are in use without calling them.
-        states: what each layer keeps beside keys and values, or instead of them; empty if none does.
+        uncalled: names of modules that their parents use without calling them.
+        states: what each layer keeps besides, or instead of, keys and values; empty if no layer keeps states.
     """
 
     cached: list[tuple[int, int, int]]
@@ -31,13 +31,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What a model's own forward gives deep in a sequence.
+    """The results of a model's own forward deep in a sequence.
 
     Attributes:
         at: position of the first token.
-        tokens: of the rows, and of what is before them where nothing is made up.
-        pages: the made-up page that stands at each whole block of positions before, then the one that is cut short;
-            empty where nothing is made up.
+        tokens: token ids of the rows, preceded, if nothing is made up, by all earlier tokens.
+        pages: the made-up page at each whole block of earlier positions, then the partial one; empty if nothing is made
+            up.
         logits: float32 [rows, vocabulary], of the last tokens.
     """
 
@@ -49,14 +49,14 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class OwnForward:
-    """All of it.
+    """All facts.
 
     Attributes:
-        layout: of its attention layers.
-        reference: logits of a few tokens, float32 [tokens, vocabulary]; None of a draft model, which need not be right,
-            and where it has not been asked.
-        depth: those deep in a sequence; None where there is no reference, or they cannot be had.
-        agreed: SHA-256 of these logits, and of those of the packed passes that were compared with them; None before.
+        layout: of the model's layers.
+        reference: logits of a few tokens, float32 [tokens, vocabulary]; None for a draft model, which need not be
+            right, and before they are computed.
+        depth: results deep in a sequence; None without a reference, or if they are impossible to get.
+        agreed: SHA-256 of these logits, and of those of the packed passes compared with them; None before.
     """
 
     layout: Layout

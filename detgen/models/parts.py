@@ -1,4 +1,4 @@
-"""The parts of a decoder, as its description gives them. Plain data."""
+"""The parts of a decoder, as given by its description. Plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from detgen.program.operands import Activation
 
 
 class UnknownError(Exception):
-    """A model has something that its family's row does not tell of."""
+    """A model has something that its family's traits do not cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Norm:
 
     Attributes:
         weight: [entries], or [heads, entries] if each head has its own.
-        bias: like it; None for none.
-        epsilon: is added to the mean square.
+        bias: shaped like the weight; None for none.
+        epsilon: added to the mean square.
         centred: whether it is a layer norm instead of a root-mean-square norm.
     """
 
@@ -46,12 +46,12 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """A linear layer, a norm of the first of its results, and a linear layer of all of them.
+    """A linear layer, a norm of the first of its results, and a linear layer of all results.
 
     Attributes:
-        down: the first.
-        norm: of its first entries, as many as the norm has weights.
-        up: the second.
+        down: the first linear layer.
+        norm: of the first results, as many as the norm has weights.
+        up: the second linear layer.
     """
 
     down: Linear
@@ -61,11 +61,11 @@ class Through:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Where queries, keys and values come from.
+    """The sources of queries, keys and values.
 
     Attributes:
-        queries: of all heads, what is rotated first in each: a linear layer, or one through a short vector.
-        entries: keys and values, through a short vector and, behind it, what all keys rotate.
+        queries: of all heads, rotated entries first in each: a linear layer, or one through a short vector.
+        entries: keys and values, through a short vector followed by the rotated part that all keys share.
     """
 
     queries: Linear | Through
@@ -74,14 +74,14 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A feed-forward.
+    """A feed-forward layer.
 
     Attributes:
         up: its first linear layers: a gate and what it opens, one of both, or one without a gate.
         gated: whether there is a gate.
         activation: of the gate, or of `up`.
         down: its last linear layer.
-        deviations: of `GaussianTopK`, which gates go through first; None where all stay.
+        deviations: of a `GaussianTopK` that gates go through first; None for none.
     """
 
     up: list[Linear]
@@ -93,25 +93,25 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts, feed-forwards of which each row takes some.
+    """A mixture of experts: feed-forward layers of which each row takes some.
 
     Attributes:
-        router: logits of the experts.
+        router: computes the logits of the experts.
         up: gates and what they open, [experts, 2 * inner, hidden]; without gates, [experts, inner, hidden].
         down: [experts, hidden, inner].
-        biases: of both, [experts, outputs]; None for none.
+        biases: of `up` and `down`, [experts, outputs]; None for none.
         gated: whether there are gates.
-        interleaved: whether gates and what they open take turns, instead of all gates coming first.
+        interleaved: whether gates and what they open alternate, instead of all gates coming first.
         activation: of the gates, or of `up`.
         limited: limit, slope and shift of `ExpertLinear`.
-        picks: experts of a row.
-        routing: the fields of `Route` that say how they are chosen.
-        weighs_inputs: whether the weights of a row multiply what its experts read, not what they give.
-        shared: a feed-forward that all rows take, and the linear layer of one output by whose sigmoid its results are
-            multiplied, or None; None for none.
-        short: linear layers before and after the experts, which read short vectors and give them; None for none.
-        routed: norm of what the router reads instead of what the experts read; None for no other.
-        factor: of all results.
+        picks: number of experts per row.
+        routing: the fields of `Route` that determine the choice.
+        weighs_inputs: whether a row's weights multiply the experts' inputs, not their results.
+        shared: a feed-forward for all rows, and a linear layer with one output, whose sigmoid multiplies its results,
+            or None; None for none.
+        short: linear layers before and after the experts, to and from short vectors; None for none.
+        routed: norm of the router's input, if it is not the experts' input; None for none.
+        factor: multiplies all results.
     """
 
     router: Linear
@@ -133,26 +133,25 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """An attention.
+    """An attention layer.
 
     Attributes:
         heads: query heads.
         kv_heads: key and value heads.
         size: entries of a query or a key.
         values: entries of a value.
-        qkv: linear layers of queries, keys and values, or one for all; or where they come from.
-        source: the layer whose keys and values are seen; then `qkv` gives queries alone. None for its own.
-        gate: of what follows it: the linear layer by the sigmoid of whose results its own are multiplied; None for
-            none.
-        out: what follows it.
-        head_norms: of queries, keys and values, each of a head, or of all heads together; None for none.
-        rotary: how heads are rotated; None for not at all.
-        rotated_first: whether the norms come after that.
+        qkv: linear layers of queries, keys and values, or one for all; or their sources.
+        source: the layer whose keys and values are used, so that `qkv` has only queries; None for its own.
+        gate: the linear layer whose sigmoid multiplies the results of attention; None for none.
+        out: the linear layer that follows.
+        head_norms: of queries, keys and values, each per head, or over all heads; None for none.
+        rotary: the rotation of heads; None for none.
+        rotated_first: whether the norms follow the rotation.
         tuning: of queries; None for none.
-        interleaved: see `Family`.
-        query_scale: the attention's scale, where attention is given another one; None otherwise.
+        interleaved: as in `Family`.
+        query_scale: the attention's scale, if attention is given another one; None otherwise.
         sinks: [heads], see `Attend`; None for none.
-        bound: queries, keys and values are clamped to [-bound, bound], behind norms; 0 for none.
+        bound: queries, keys and values are clamped to [-bound, bound] after norms; 0 for none.
     """
 
     heads: int
@@ -175,20 +174,20 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """What stands for an attention where a layer keeps a state: queries, keys and values, convolved, and a delta rule.
+    """The mixer of a layer with a state instead of attention: convolved queries, keys and values, and a delta rule.
 
     Attributes:
-        shape: of what it keeps.
-        qkv: queries, keys and values, one behind the other; one linear layer, or one of each.
-        gate: of its results, before `out`.
-        decay: see `DeltaRule`.
-        strength: likewise.
-        weight: [taps, channels], of the convolution, whose results SiLU activates.
-        rates: [heads], the logarithms of the rates, which are negated.
+        shape: of its states.
+        qkv: queries, keys and values, concatenated; one linear layer, or one for each.
+        gate: of the results, before `out`.
+        decay: as in `DeltaRule`.
+        strength: as in `DeltaRule`.
+        weight: [taps, channels], of the convolution, which SiLU follows.
+        rates: [heads], the logarithms of the negated rates.
         bias: [heads], of the decays.
         norm: of each head's results, before the gate.
-        out: what follows.
-        doubled: whether strengths are up to 2 instead of 1.
+        out: the linear layer that follows.
+        doubled: whether strengths reach 2 instead of 1.
     """
 
     shape: StateShape
@@ -206,16 +205,16 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class ShortConvolution:
-    """What stands for an attention in most layers of LFM2: a convolution of gated rows, whose results are gated.
+    """The mixer of most layers of LFM2: a convolution of gated rows, whose results are gated.
 
     Attributes:
-        shape: of what it keeps.
-        x: what is convolved.
-        before: gates of that, its factors as they are.
-        after: gates of the results.
+        shape: of its states.
+        x: the input of the convolution.
+        before: gates that multiply x.
+        after: gates that multiply the results.
         weight: [taps, channels].
         bias: [channels]; None for none.
-        out: what follows.
+        out: the linear layer that follows.
     """
 
     shape: StateShape
@@ -232,19 +231,19 @@ class Mamba:
     """A Mamba-2 mixer: queries, keys and values, convolved, and a state space.
 
     Attributes:
-        shape: of what it keeps.
-        qkv: queries, keys and values, which others call C, B and x.
-        gate: of its results, before `out`.
-        step: see `StateSpace`, where it is the decay.
-        weight: [taps, channels], of the convolution, whose results SiLU activates.
+        shape: of its states.
+        qkv: queries, keys and values, also called C, B and x.
+        gate: of the results, before `out`.
+        step: as in `StateSpace`, where it is the decay.
+        weight: [taps, channels], of the convolution, which SiLU follows.
         conv_bias: [channels]; None for none.
-        rates: [heads], the logarithms of the rates, which are negated.
+        rates: [heads], the logarithms of the negated rates.
         bias: [heads], of the steps.
-        skip: see `StateSpace`.
-        limits: the least and the most of a step.
-        norm: of its results; None for none.
+        skip: as in `StateSpace`.
+        limits: the bounds of a step.
+        norm: of the results; None for none.
         norm_first: whether it comes before the gate.
-        out: what follows.
+        out: the linear layer that follows.
     """
 
     shape: StateShape
@@ -264,22 +263,22 @@ class Mamba:
 
 @dataclass(frozen=True, slots=True)
 class SelectiveMamba:
-    """A mixer of the first Mamba: values, convolved, of which keys, queries and steps are made, and a selective scan.
+    """A mixer of the first Mamba: convolved values, from which keys, queries and steps are made, and a selective scan.
 
     Attributes:
-        shape: of what it keeps.
-        x: values.
-        gate: of its results, before `out`.
-        weight: [taps, values], of the convolution, whose results SiLU activates.
+        shape: of its states.
+        x: the values.
+        gate: of the results, before `out`.
+        weight: [taps, values], of the convolution, which SiLU follows.
         conv_bias: [values]; None for none.
-        low: gives short vectors, of which `step` makes steps.
-        kq: keys and queries, which others call B and C.
+        low: makes the short vectors from which `step` makes steps.
+        kq: keys and queries, also called B and C.
         norms: of the short vectors, the keys and the queries; None for none.
-        step: see `SelectiveScan`, where these are the times; never in few bits.
-        rates: [size, values], the logarithms of the rates, which are negated.
+        step: as in `SelectiveScan`, where it is the times; never in few bits.
+        rates: [size, values], the logarithms of the negated rates.
         bias: [values], of the steps.
-        skip: see `SelectiveScan`.
-        out: what follows.
+        skip: as in `SelectiveScan`.
+        out: the linear layer that follows.
     """
 
     shape: StateShape
@@ -297,18 +296,18 @@ class SelectiveMamba:
     out: Linear
 
 
-# What tells a row of those before it.
+# What lets a row depend on the rows before it.
 Mixer: TypeAlias = Attention | DeltaNet | ShortConvolution | Mamba | SelectiveMamba
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A mixture of experts beside a feed-forward: the results of both are normed, and added.
+    """A mixture of experts beside a feed-forward: the results of both are normed and added.
 
     Attributes:
-        experts: read what the feed-forward reads, before its norm.
-        before: norm of that for the experts.
-        after: norms of the feed-forward's results and of theirs.
+        experts: read the feed-forward's input before its norm.
+        before: norm of the experts' input.
+        after: norms of the feed-forward's and the experts' results.
     """
 
     experts: Experts
@@ -318,17 +317,17 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """What a token gives to each layer by itself, beside its embedding.
+    """The vectors that a token gives to each layer, besides its embedding.
 
-    A layer's vector is the normed one that a linear layer makes of the embedding, and the entry of a table, added.
+    A layer's vector is the sum of a table entry and of the normed result of a linear layer of the embedding.
 
     Attributes:
         table: [vocabulary, layers * size].
-        factor: of its entries.
-        known: see `Embed`.
-        linear: gives [layers * size] of the embedding.
-        norm: of each layer's part of that.
-        scale: of the sums.
+        factor: multiplies the entries.
+        known: as in `Embed`.
+        linear: makes [layers * size] from the embedding.
+        norm: of each layer's part of these results.
+        scale: multiplies the sums.
     """
 
     table: Weight
@@ -341,10 +340,10 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class LayerInput:
-    """How a layer takes its vector of those: a gate of what it has so far opens it, and the result is added to that.
+    """How a layer takes its vector: a gate made from the hidden state opens it, and the result is added to that state.
 
     Attributes:
-        at: where the layer's vector begins.
+        at: first entry of the layer's vector.
         width: entries of all layers' vectors.
         gate: a linear layer of the hidden state.
         activation: of its results.
@@ -362,15 +361,15 @@ class LayerInput:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Hidden states side by side, of which layers read one (AltUp; Baykal et al., arXiv 2301.13310).
+    """Parallel hidden states, of which layers read one (AltUp; Baykal et al., arXiv 2301.13310).
 
-    The first is the embedding, the others are made of it. Behind the layers, others are made of them, and the mean of
-    all is what the last norm reads. What is made gets the magnitude of the first.
+    The first is the embedding; the others are made from it. After the layers, others are made from these, and the mean
+    of all is the input of the last norm. Each is scaled to the magnitude of the first.
 
     Attributes:
-        begin: linear layers of the embedding, which give the others.
-        end: linear layers of the others, each of its own.
-        least: a mean square counts as this at least when it is divided by.
+        begin: linear layers of the embedding, one for each other stream.
+        end: linear layers of the others, one for each.
+        least: lower bound of a mean square used as a divisor.
     """
 
     begin: list[Linear]
@@ -383,13 +382,13 @@ class AltUp:
     """How a layer reads its stream and changes all of them.
 
     Attributes:
-        active: the stream that it reads.
-        norm: of what the router reads.
-        factor: of that.
-        router: a linear layer, whose results are the arguments of tanh.
-        predict: gives, of that, the coefficients of all streams in each one's prediction.
-        correct: gives, of that, how much of what the layer has changed each prediction takes.
-        scales: [hidden], of what takes the layer's input; None for none.
+        active: the stream that the layer reads.
+        norm: of the router's input.
+        factor: multiplies that input.
+        router: a linear layer, followed by tanh.
+        predict: makes, from the router's results, the coefficients of all streams in each prediction.
+        correct: makes, from the router's results, the share of the layer's change that each prediction takes.
+        scales: [hidden], multiply what takes the layer's input; None for none.
     """
 
     active: int
@@ -403,12 +402,12 @@ class AltUp:
 
 @dataclass(frozen=True, slots=True)
 class Laurel:
-    """What stands beside an attention: two linear layers and a norm, whose results are added to their input.
+    """A branch beside an attention: two linear layers and a norm, whose results are added to their input.
 
     Attributes:
-        left: the first.
-        right: the second.
-        norm: of its results.
+        left: the first linear layer.
+        right: the second linear layer.
+        norm: of the results.
     """
 
     left: Linear
@@ -421,17 +420,17 @@ class Layer:
     """A layer.
 
     Attributes:
-        mixers: side by side; none in a layer that is a feed-forward alone.
+        mixers: run in parallel; none in a layer that is only a feed-forward.
         norms: as in `Family`; None for none.
-        parallel: see `Family`.
+        parallel: as in `Family`.
         mlp: the feed-forward; None for none.
-        residual: factor of what the mixers and the feed-forward add.
-        added_to_normed: whether they add it to what they read, which is normed.
+        residual: multiplies what the mixers and the feed-forward add.
+        added_to_normed: whether they add to their normed input.
         beside: experts beside the feed-forward; None for none.
-        input: how it takes what the token gives it; None where tokens give nothing.
-        factor: of all that the layer leaves.
-        laurel: what stands beside the mixers; None for nothing.
-        altup: how it reads and changes one of several streams; None where there is one.
+        input: how it takes its vector of the token; None without such vectors.
+        factor: multiplies the results of the layer.
+        laurel: a branch beside the mixers; None for none.
+        altup: how it reads and changes one of several streams; None for a single one.
     """
 
     mixers: tuple[Mixer, ...]
@@ -448,7 +447,7 @@ class Layer:
 
 
 def some_rows(linear: Linear, rows: np.ndarray | slice) -> Linear:
-    """A linear layer that gives some of the results, int64 [n]."""
+    """Return a linear layer with a selection of the results, int64 [n]."""
     weight, bias, factor = linear
     few = weight.rows(rows) if isinstance(weight, Quantized) else taken(weight, rows)
     return Linear(few, None if bias is None else taken(bias, rows), factor)

@@ -26,21 +26,21 @@ from detgen.program.operands import LOGIT_BLOCK, SCORED, Buffer, Into, Weight, n
 from detgen.program.program import Program
 from detgen.program.storage import SMALLEST, Storage
 
-_ROWS = 1 << 14  # of a table that are looked through at a time
-_FREED = 128 << 20  # bytes, about, before they are given back: whoever takes them again has to have them cleared
+_ROWS = 1 << 14  # rows of a table checked at once
+_FREED = 128 << 20  # bytes, about, freed before memory is given back, since memory that is taken again must be cleared
 
 
 class ProgramBuilder:
-    """What programs of a decoder are built of; it takes over the weights of `model`, whose layers are released.
+    """Holds the parts of a decoder's programs; it takes over the weights of `model`, whose layers are released.
 
     Args:
-        model: a transformers decoder that has a description; with the identity for its norm and its output layer, it
-            gives hidden states.
+        model: a transformers decoder with a description; if its norm and output layer are identities, its outputs are
+            hidden states.
         cache: where its keys and values are stored.
-        traits: attention traits of each layer; None of one that has none.
-        form: of its linear layers, as `panels` takes it.
-        read: gives the weight of a parameter.
-        keep: gives what steps read instead of an array that was made for them.
+        traits: attention traits of each layer; None for a layer without attention.
+        form: of its linear layers, as for `panels`.
+        read: reads the weight of a parameter.
+        keep: returns the array that steps read, given one made for them.
 
     Attributes:
         kind: class name of the model.
@@ -105,7 +105,7 @@ class ProgramBuilder:
                 freed = 0
 
     def over(self, cache: KVBuffers) -> ProgramBuilder:
-        """The same model over another cache."""
+        """Return the same model over another cache."""
         other = copy(self)
         other._angles, other._cache = Angles(self._keep), cache
         return other
@@ -117,31 +117,31 @@ class ProgramBuilder:
 
     @property
     def slots(self) -> int:
-        """Slots whose states there is room for; 0 where no layer keeps any."""
+        """Slots whose states fit; 0 if no layer keeps states."""
         return 0 if self._cache.states is None else self._cache.states.slots
 
     def reach(self, positions: int) -> int:
-        """Have angles of that many positions; how many there are now."""
+        """Extend the rotary angles to that many positions; return their number."""
         if positions > self._angles.positions:
             self._angles.reach(positions)
         return self._angles.positions
 
     @property
     def states(self) -> Buffer:
-        """Takes what is added to the hidden states."""
+        """Takes vectors that are added to the hidden states."""
         return Buffer("states", self._hidden.width)
 
     @property
     def extracted(self) -> Buffer:
-        """Takes hidden states that are wanted."""
+        """Takes the wanted hidden states."""
         return Buffer("extracted", self._hidden.width)
 
     def out(self, scored: bool) -> Buffer:
-        """Takes the output of the wanted rows, or their scores."""
+        """Return the buffer that takes the output of the wanted rows, or their scores."""
         return Buffer("out", SCORED if scored else self.outputs)
 
     def program(self, inject: int = -1, extract: int = -1, scored: bool = False) -> Program:
-        """The steps of passes, with or without an exchange at these layers, for logits or their scores."""
+        """Build the steps of a pass, with or without an exchange at these layers, for logits or for scores."""
         if not self._angles.positions:
             self._angles.reach(1)
         hidden = self._hidden
@@ -182,7 +182,7 @@ class ProgramBuilder:
         return program
 
     def _finish(self, program: Program, x: Buffer, out: Buffer, scored: bool) -> None:
-        """Append what makes the output of the last rows."""
+        """Append the steps that make the output of the last rows."""
         head, factor, softcap = self._head, self._head_factor, self._softcap
         if head is None:
             program.add(steps.Copy(name="the output", wanted=True, x=x, to=Into(out)))
@@ -200,14 +200,14 @@ class ProgramBuilder:
 
 
 def _has(packed: Weight, table: np.ndarray | Quantized) -> bool:
-    """Whether a packed output layer has the numbers of a table as they are."""
+    """Return whether a packed output layer has exactly the numbers of a table."""
     if isinstance(table, Quantized):
         return table.storage.whole
-    if packed.storage.paired:  # which has 0 for numbers that are too small for its products
+    if packed.storage.paired:  # it has 0 for numbers that are too small for its products
         least = np.array(SMALLEST, BFLOAT16).view(np.uint16)
         for first in range(0, len(table), _ROWS):  # by their bits, since ml_dtypes compares them one by one
             magnitudes = table[first : first + _ROWS].view(np.uint16) & np.uint16(0x7FFF)
-            if (magnitudes - np.uint16(1) < least - np.uint16(1)).any():  # 0 is none of them
+            if (magnitudes - np.uint16(1) < least - np.uint16(1)).any():  # 0 is not too small
                 return False
         return True
     return packed.storage < Storage.BYTE

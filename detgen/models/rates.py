@@ -1,4 +1,4 @@
-"""Rates at which states are left: exponentials, negated, of what checkpoints have."""
+"""Decay rates of states: negated exponentials of the numbers in checkpoints."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from detgen.program.arrays import array, import_torch, tensor
 
-_FINEST = 2.0**-25  # what moves an exponential by less than it is rounded
+_FINEST = 2.0**-25  # a smaller change does not change the rounded exponential
 _STEPS = 4
 
 
 def negative_powers(exponents: np.ndarray) -> np.ndarray:
-    """-e^x, float32, as docs/numerics.md states the exponential."""
+    """Return -e^x, float32, with the exponential of docs/numerics.md."""
     import_torch()
     from detgen.program.arithmetic import exponential
 
@@ -19,11 +19,11 @@ def negative_powers(exponents: np.ndarray) -> np.ndarray:
 
 
 def logarithms(rates: np.ndarray) -> np.ndarray:
-    """Numbers of which the rates are the exponentials, negated; those next to them where there are none.
+    """Return numbers whose negated exponentials are the rates, or are closest to them.
 
-    The exponential is that of docs/numerics.md, so that what is computed of the model has the rates of the file.
+    The exponential is that of docs/numerics.md, so that the model computes with the rates of the file.
     """
-    with np.errstate(all="ignore"):  # of what is not below 0, which is told where damage is
+    with np.errstate(all="ignore"):  # for rates that are not below 0; damage is reported elsewhere
         near = np.log(-rates.astype(np.float64)).astype(np.float32)
         apart = np.maximum(np.spacing(np.abs(near)), np.float32(_FINEST))
         found = near.copy()

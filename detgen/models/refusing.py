@@ -1,4 +1,4 @@
-"""Says in one line why a model cannot run, where its own forward raises something."""
+"""Says in one line why a model cannot run, if its own forward raises an exception."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from detgen.failing import limit_reached
 
 @contextmanager
 def refusing(kind: str) -> Iterator[None]:
-    """Refuse a model for what one of its modules raises inside; what no module of it raises is a fault of ours.
+    """Refuse a model if one of its modules raises an exception inside; other exceptions are faults of detgen.
 
     Args:
         kind: name and class of the model.
@@ -41,7 +41,7 @@ def refusing(kind: str) -> Iterator[None]:
 
 
 def raised_in(error: BaseException) -> tuple[str, str] | None:
-    """Class of the model's innermost module behind an error, and the line that it was at; None if there is none."""
+    """Return the class of the model's innermost module behind an error, and its line; None if there is none."""
     torch = sys.modules.get("torch")
     if torch is None:  # then there is no such module
         return None

@@ -1,7 +1,7 @@
-"""Replaces the modules of a transformers model by those of the arithmetic `detgen-2`, whatever the model is.
+"""Replaces the modules of any transformers model by modules in the arithmetic `detgen-2`.
 
-What a module computes is guessed from its parts and checked: the replacement must give what the module's own forward
-gives. What is not recognized stays as it is, and the census judges it.
+What a module computes is guessed from its parts and checked: the replacement must give the results of the module's own
+forward. Unrecognized modules stay, for the census to judge.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from detgen.models.stored import held
 from detgen.models.widened_forward import widened
 from detgen.program.operands import Activation, name_of
 
-_CLOSE = 1e-4  # of the largest entry; both round
-# Of the inputs' rows that are compared: a trained model brings rows of hundreds, where one that clamps is another.
+_CLOSE = 1e-4  # relative to the largest entry; both round
+# Scales of the input rows that are compared: trained models have rows in the hundreds, where a clamp would show.
 _SCALES = (1e-3, 1.0, 10.0, 100.0, 1000.0)
 ROWS = len(_SCALES)
 _POSITIONS = 40
-# What feed-forwards call their linear layers: a gate, what it opens and the last one; one of both first; no gate.
+# Names of a feed-forward's linear layers: a gate, what it opens and the last; both in one, then the last; no gate.
 _GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _UNGATED = (("gate_up_proj", "down_proj"), ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj"))
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
 _ACTIVATIONS = {**ACTIVATIONS, "Sigmoid": Activation.SIGMOID, "Tanh": Activation.TANH}
 
-# What may stand for a module: made when it is asked for, and the inputs for which both must give the same.
+# A possible replacement: a function that makes it, and inputs for which both must give the same.
 _Candidate = tuple[Callable[[], nn.Module], list[tuple[Any, ...]]]
 
 
 @torch.no_grad()
 def replace_modules(model: nn.Module, kept: Collection[str] = ()) -> None:
-    """Replace what is recognized, in place; what is left of the model in 16 bits is widened to float32.
+    """Replace recognized modules in place; widen the rest of the model from 16 bits to float32.
 
     Args:
         model: on the CPU, its weights in float32 or in 16 bits.
-        kept: names of modules that stay as they are.
+        kept: names of modules to keep.
     """
-    chosen: dict[object, int | None] = {}  # of modules of one kind, which candidate
+    chosen: dict[object, int | None] = {}  # the chosen candidate of each kind of module
     for find in (_feed_forwards, _experts, _linears, _norms, _activations, _angles):
         gone = "no module's parts"
         for name in [name for name, _ in model.named_modules() if name]:
@@ -76,7 +76,7 @@ def replace_modules(model: nn.Module, kept: Collection[str] = ()) -> None:
 
 
 def kind_of(module: nn.Module) -> object:
-    """What modules that compute the same, with other weights, have in common: class, settings and shapes."""
+    """Return what modules that compute the same with other weights have in common: class, settings and shapes."""
     kinds = bool, int, float, str, list, tuple
     own = [(n, repr(x)) for n, x in vars(module).items() if isinstance(x, kinds) and n != "layer_idx"]
     config = id(getattr(module, "config", None))  # of one layer, in some models
@@ -84,27 +84,27 @@ def kind_of(module: nn.Module) -> object:
 
 
 def scaled(x: torch.Tensor) -> torch.Tensor:
-    """The rows of an input, ROWS of them along its second axis, at the scales that are compared."""
+    """Scale the rows of an input, ROWS along its second axis, to the scales that are compared."""
     return x * torch.tensor(_SCALES).to(x).view(-1, *[1] * (x.ndim - 2))
 
 
 def close(own: torch.Tensor, made: torch.Tensor, limit: float) -> bool:
-    """Whether each row of a result is that of the module itself, up to so much of its largest entry.
+    """Return whether each row of a result is the module's own, up to `limit` of the row's largest entry.
 
-    Rows that are too large for the module's own number format are not compared.
+    Rows that overflow the module's own number format are not compared.
     """
     off = (own - made).abs().amax(-1) <= limit * own.abs().amax(-1)
     return bool((off | ~own.isfinite().all(-1)).all())
 
 
 def _alike(module: nn.Module, make: Callable[[], nn.Module], inputs: list[tuple[Any, ...]]) -> bool:
-    """Whether a module's own forward gives what the candidate gives."""
+    """Return whether a module's own forward and the candidate give the same results."""
     made = make()
     with widened(module, held):
         for args in inputs:
             try:
                 own = module(*args)
-            except (TypeError, ValueError, RuntimeError, AttributeError):  # it wants other arguments
+            except (TypeError, ValueError, RuntimeError, AttributeError):  # it takes other arguments
                 return False
             pairs = (x if isinstance(x, tuple) else (x,) for x in (own, made(*args)))
             for a, b in zip_longest(*pairs):
@@ -118,14 +118,14 @@ def _random(*shape: int) -> torch.Tensor:
 
 
 class LinearParts(NamedTuple):
-    """What a linear layer consists of: its weight [outputs, inputs] and its bias [outputs], or None."""
+    """The parts of a linear layer: its weight, [outputs, inputs], and its bias, [outputs], or None."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
 
 
 def linear_of(module: nn.Module) -> LinearParts | None:
-    """A plain linear layer, GPT-2's transposed `Conv1D` among them."""
+    """Return the parts of a plain linear layer, including GPT-2's transposed `Conv1D`; None for other modules."""
     found: Any = module
     transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
     if (type(module) is not nn.Linear and not transposed) or name_of(found.weight.dtype) not in STORAGE:
@@ -138,7 +138,7 @@ def _activation(module: nn.Module) -> Activation | None:
 
 
 class FeedForwardParts(NamedTuple):
-    """What a feed-forward may consist of: its first linear layers, its last one, and the activation between them."""
+    """The possible parts of a feed-forward: its first linear layers, its last one, and the activation between them."""
 
     up: list[LinearParts]
     down: LinearParts
@@ -147,7 +147,7 @@ class FeedForwardParts(NamedTuple):
 
 
 def feed_forwards_of(module: nn.Module) -> Iterator[FeedForwardParts]:
-    """What a module may be; nothing if it is no feed-forward."""
+    """Yield what a module may be; nothing if it is no feed-forward."""
     children = {n: m for n, m in module.named_children() if type(m) is not nn.Dropout}
     activations = [a for m in children.values() if (a := _activation(m)) is not None]
     linears = {name: found for name, m in children.items() if (found := linear_of(m)) is not None}
@@ -194,7 +194,7 @@ def _linears(module: nn.Module) -> Iterator[_Candidate]:
 
 
 class NormParts(NamedTuple):
-    """What a norm may consist of: the shape of its weight, the weight and bias in float32, or None, and the rest."""
+    """The possible parts of a norm: the shape of its weight, weight and bias in float32, or None, and the rest."""
 
     shape: tuple[int, ...]
     weight: torch.Tensor | None
@@ -204,7 +204,7 @@ class NormParts(NamedTuple):
 
 
 def norms_of(module: nn.Module) -> Iterator[NormParts]:
-    """What a module may be; nothing if it is no norm."""
+    """Yield what a module may be; nothing if it is no norm."""
     epsilon = next(
         (getattr(module, name) for name in _EPSILONS if isinstance(getattr(module, name, None), float)), None
     )
@@ -236,7 +236,7 @@ def _activations(module: nn.Module) -> Iterator[_Candidate]:
 
 
 def _angles(module: nn.Module) -> Iterator[_Candidate]:
-    if hasattr(module, "mrope_section"):  # angles of three positions a token
+    if hasattr(module, "mrope_section"):  # angles of three positions per token
         return
     kinds = getattr(module, "rope_type", ())
     kinds = (None,) if isinstance(kinds, str) else tuple(kinds)

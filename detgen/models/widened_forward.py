@@ -1,4 +1,4 @@
-"""Forwards of models whose weights are not there yet, or stored in fewer bits: each module's are widened in turn."""
+"""Runs forwards of models with lazy weights, or weights in fewer bits, by widening one module at a time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from detgen.kernels.c.quantizing import MADE, Form, narrowed
 from detgen.models.stored import Read, taken, turned, whole
 from detgen.program.arrays import array, floats, tensor
 
-_AT_A_TIME = 1 << 22  # entries of a linear layer that are widened at a time
-# Modules that round what a module in them reads to the number format of its weights, and that one's name.
+_AT_A_TIME = 1 << 22  # entries of a linear layer widened at once
+# Modules that round the input of a module in them to its weights' number format, and that module's name.
 _ROUNDING = {
     **dict.fromkeys(("NemotronHBlock", "MambaBlock", "FalconMambaBlock", "Mamba2Block"), "norm"),
     **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"), "lm_head"),
 }
-# Ends of names of linear layers that are never in few bits.
+# Ends of names of linear layers that are never quantized.
 _LIKE_ROUTERS = (
     *("shared_expert_gate", "gate.wg", "router.proj", "router.gate"),
     *("modality_router", "prediction_coefs", "correction_coefs"),  # Gemma 3n's
@@ -35,16 +35,16 @@ _LIKE_ROUTERS = (
 
 @contextmanager
 def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]:
-    """Inside the block, modules compute with their own parameters in float32, one module's at a time or less.
+    """Inside the block, modules compute with their own parameters in float32, of one module or less at a time.
 
-    Of embeddings of tokens only the rows that are asked for are read, and of a linear layer some rows at a time.
+    Only the rows needed are read of token embeddings, and a linear layer is read some rows at a time.
 
     Args:
         model: a decoder, or a part of one.
-        read: gives the weight of a parameter.
-        form: in which linear layers and experts will be; what is quantized counts as it stands then.
+        read: reads the weight of a parameter.
+        form: the later form of linear layers and experts; quantized weights take the values that they will have.
     """
-    embeddings: Any = getattr(model, "get_input_embeddings", lambda: None)  # a part need not have any
+    embeddings: Any = getattr(model, "get_input_embeddings", lambda: None)  # a part of a model may not have any
     embedding = embeddings()
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -64,7 +64,7 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
             if hasattr(module, "mup_vector"):  # Falcon H1's factors, in the number format of the model
                 hooks.callback(setattr, module, "mup_vector", module.mup_vector)
                 module.mup_vector = sys.modules[type(module).__module__].compute_mup_vector(model.config)
-            if hasattr(module, "correct_output_scale"):  # Gemma 3n's, which another method than a call reads
+            if hasattr(module, "correct_output_scale"):  # Gemma 3n's, which is read outside the module's call
                 _widen(own, name, read, "none", module, None)
                 hooks.callback(_restore, own, module, None, None)
                 continue
@@ -72,11 +72,11 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
             widen: Callable[..., Any] = partial(_widen, own, name, read, form if _has_products(module) else "none")
             if module is embedding or (type(module) is type(embedding) and type(module) is not nn.Embedding):
                 widen = partial(_look_up, own["weight"], read)
-                if own["weight"].device.type == "meta":  # where a model may look for the place of ids or embeddings
+                if own["weight"].device.type == "meta":  # a model may look for the device of ids or embeddings
                     module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
                     hooks.callback(_restore, own, module, None, None)
                     after = {"weight": module.weight}
-                if isinstance(module, nn.Embedding):  # whose place in the table means something for gradients only
+                if isinstance(module, nn.Embedding):  # which only matters for gradients
                     hooks.callback(setattr, module, "padding_idx", module.padding_idx)
                     module.padding_idx = None
             hooks.callback(module.register_forward_pre_hook(widen).remove)
@@ -85,7 +85,7 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
 
 
 def _has_products(module: nn.Module) -> bool:
-    """Whether its weights are quantized: linear layers and experts, but not routers."""
+    """Return whether a module's weights are quantized: linear layers and experts, but not routers."""
     name = type(module).__name__
     return name in ("Conv1D", "FalconLinear") or name.endswith("Experts")
 
@@ -93,10 +93,10 @@ def _has_products(module: nn.Module) -> bool:
 def _product(
     linear: nn.Linear, own: dict[str, nn.Parameter], name: str, read: Read, form: Form, x: torch.Tensor
 ) -> torch.Tensor:
-    """What a linear layer gives."""
+    """Compute a linear layer, some rows of its weight at a time."""
     step = max(_AT_A_TIME // linear.in_features, 1)
     weight, given = own["weight"], own.get("bias")
-    # Made first: small results between large weights that are freed would leave holes in the memory.
+    # Allocated first: small results between large weights that are freed would fragment memory.
     made = x.new_empty(*x.shape[:-1], linear.out_features)
     for first in range(0, linear.out_features, step):
         rows = slice(first, first + step)
@@ -106,7 +106,7 @@ def _product(
 
 
 def _look_up(table: nn.Parameter, read: Read, module: nn.Module, args: Any) -> tuple[torch.Tensor]:
-    """Give an embedding the rows that it is asked for; where they are in its table then."""
+    """Load the rows that an embedding needs; return their indices in the table that it then has."""
     ids, places = args[0].unique(return_inverse=True)
     rows = [whole(read(table, slice(i, i + 1))) for i in ids.tolist()]
     module.weight = nn.Parameter(tensor(floats(np.concatenate(rows))), requires_grad=False)
@@ -124,10 +124,10 @@ def _widen(own: dict[str, nn.Parameter], of: str, read: Read, form: Form, module
 
 
 def _own(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that a module computes with, by name: its own, and some of modules in it.
+    """Return the parameters that a module computes with, by name: its own, and some of modules in it.
 
-    Those of convolutions and of a Mamba's steps, which it never calls, and of a norm to whose number format it rounds
-    what that reads.
+    These are of convolutions and of a Mamba's steps, which it never calls, and of a norm to whose number format it
+    rounds the norm's input.
     """
     found = dict(module.named_parameters(recurse=False))
     for inner, one in module.named_children():
@@ -146,7 +146,7 @@ def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def _narrowed(weight: np.ndarray, name: str, form: Form) -> np.ndarray:
-    """As `narrowed`, with the weight's name in what is raised."""
+    """Like `narrowed`, with the weight's name in errors."""
     try:
         return narrowed(weight, form)
     except EngineError as error:
