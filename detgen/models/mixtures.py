@@ -116,7 +116,7 @@ def experts_of(of: Description, mlp: Any, layer: Any) -> Experts:
     picks = getattr(router, "top_k", None)
     picks = int(of.config.top_k_experts if picks is None else picks)
     routing = _routing(of, mlp, router, mixture)
-    how = {name: value for name, value in routing.items() if not isinstance(value, np.ndarray)}  # which may have no numbers
+    how = {name: value for name, value in routing.items() if not isinstance(value, np.ndarray)}  # may be empty
     logits, routes = Buffer("router", linear.weight.shape[0]), Buffer("routes", 2 * picks)
     for fault in Route(name="", x=logits, to=routes, **how).faults():
         raise UnknownError(fault)

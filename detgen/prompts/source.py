@@ -191,6 +191,6 @@ def line_seed(seed: int, id: str | int) -> int:
     """Return the seed of a line that has none of its own (`--seed-per-line`): 0 <= seed < 2**63.
 
     It is the BLAKE2b digest of eight bytes of the JSON text `[seed,id]` (ASCII, without spaces), as a big-endian
-    number, shifted right by one bit. It depends only on these two, so a line keeps its samples in any place of any file.
+    number, shifted right by one bit. It depends only on these two, so a line keeps its samples wherever it is.
     """
     return short_digest(json.dumps([seed, id], separators=(",", ":"))) >> 1
