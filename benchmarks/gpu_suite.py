@@ -62,14 +62,16 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{'together':<17}{sum(stage.seconds for stage in stages):>4} s")
         return 0
     minutes = args.minutes or sum(stage.seconds for stage in stages) / 60
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # lets the stage that runs be ended, too
     try:
         model = args.random_weights or ("tiny" if args.tiny else None)
         if model is not None:
             settings_of(model)
         device = "tiny" if args.tiny else device_name()
         folder = args.output or (Path("gpu-suite-out") if args.tiny else folder_of(device))
-        well = Suite(folder, device, model, tiny=args.tiny).run(stages, minutes)
+        suite = Suite(folder, device, model, tiny=args.tiny)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, suite.interrupt)
+        well = suite.run(stages, minutes)
     except (SuiteError, BenchError, OSError) as error:
         print(f"gpu_suite: {error}", file=sys.stderr)
         return 2

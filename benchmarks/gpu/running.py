@@ -23,7 +23,7 @@ _ROOT = _HERE.parent
 _LEAST = 5.0  # seconds that a stage has in any case
 _LAST = 15  # lines of a stage's log that are kept where it failed
 _LOOK = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
-_INTERRUPTED = "interrupted"
+_LOOKS = 0.05  # seconds between looks at a stage that runs
 _KNOWS_NOTHING: dict[str, Any] = {"found": {}, "lines": [], "failed": []}
 
 
@@ -73,6 +73,7 @@ class Suite:
     def __init__(self, folder: Path, device: str, model: str | None, *, tiny: bool) -> None:
         self._folder, self._device, self._model, self._tiny = folder, device, model, tiny
         self._path = folder / "gpu_suite.json"
+        self._interrupted = False
         self._results: dict[str, dict[str, Any]] = {}
         if self._path.exists():
             try:
@@ -83,6 +84,10 @@ class Suite:
                 ) from None
         folder.mkdir(parents=True, exist_ok=True)
 
+    def interrupt(self, *_: object) -> None:
+        """End the stage that runs, and keep what it found; a handler of signals."""
+        self._interrupted = True  # raises nothing, for results are being put together and written at other moments
+
     def run(self, stages: Sequence[Stage], minutes: float) -> bool:
         """Run stages one after the other, and print what each found; whether all that could run are done.
 
@@ -91,7 +96,7 @@ class Suite:
             minutes: for all together; each has its share of them, and what those before it left.
 
         Raises:
-            KeyboardInterrupt: what the stage had found is kept.
+            KeyboardInterrupt: after `interrupt`; what the stage had found is kept.
         """
         started, share = time.monotonic(), 60 * minutes / sum(stage.seconds for stage in stages)
         until, well = started, True
@@ -104,7 +109,7 @@ class Suite:
                 well = well and result["status"] == "done"
             self._keep(stage.name, result)
             print(*told(stage, result), sep="\n", flush=True)
-            if result["status"] == _INTERRUPTED:
+            if self._interrupted:
                 raise KeyboardInterrupt
         if any(stage.name.startswith("generations") for stage in stages):
             for line in ratios(self._results):
@@ -127,17 +132,14 @@ class Suite:
                 stderr=out,
                 process_group=0,
             )
-            try:
-                process.wait(limit)
+            while process.poll() is None and not self._interrupted and time.monotonic() < started + limit:
+                time.sleep(_LOOKS)
+            if process.poll() is not None:
                 status = "done" if process.returncode == 0 else f"failed: exit status {process.returncode}"
-            except subprocess.TimeoutExpired:
-                status = f"stopped at its limit of {limit:.0f} s"
-            except KeyboardInterrupt:
-                status = _INTERRUPTED
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+            else:
+                status = "interrupted" if self._interrupted else f"stopped at its limit of {limit:.0f} s"
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         result = dict(_KNOWS_NOTHING)
         with suppress(OSError, ValueError):  # it came to nothing
             result |= json.loads(part.read_text(encoding="utf-8"))
