@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from detgen.declaring import Option
@@ -48,6 +48,10 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise ValueError(f"{text!r} is not an amount of memory such as 4GiB, 500MB or 1073741824")
     return size
+
+
+def _bytes(size: Any) -> Any:
+    return parse_size(size) if isinstance(size, str) else size
 
 
 def _draft_tokens(text: str) -> int | None:
@@ -132,7 +136,8 @@ class EngineConfig:
             or none.
         draft_quant: quantization of the draft model, as for `target_quant`.
         threads: CPU threads; None for one per core.
-        kv_memory: bytes for the KV caches; None takes a share of the free memory.
+        kv_memory: bytes for the KV caches, or a text such as 4GiB or 500MB, which is converted; None takes a share of
+            the free memory.
         prefill_chunk: maximum number of prompt tokens per request and round; None fills the pass.
         prefix_cache: share the KV entries of common prefixes, also with finished requests.
         speculative_prefill: chunks of a prompt to read ahead in a pass, for models that think while they read; auto
@@ -226,6 +231,7 @@ class EngineConfig:
         int | None,
         Field(ge=1, le=2**50, description="Memory for the KV cache, such as 4GiB, 500MB or a number of bytes."),
         Option("SIZE", panel="Speed", parser=parse_size, default="a share of what is free"),
+        BeforeValidator(_bytes),
     ] = None
     prefill_chunk: Annotated[int | None, Field(ge=1, le=_MOST_CHUNKS)] = None
     prefix_cache: Annotated[
@@ -274,6 +280,8 @@ def _refusal(errors: Sequence[Mapping[str, Any]]) -> Exception:
     same = [error for error in errors if error["loc"][0] == name]
     if same[0]["type"] == "unexpected_keyword_argument":
         return TypeError(f"there is no engine setting {name!r}")
+    if same[0]["type"] == "value_error":
+        return EngineError(f"{name}: {same[0]['ctx']['error']}")
     if len(same) == 1 and same[0]["type"] == "less_than_equal":
         return EngineError(f"{name} must be at most {same[0]['ctx']['le']}, got {value!r}")
     return EngineError(f"{name} must be {' or '.join(map(_needed, same))}, got {value!r}")

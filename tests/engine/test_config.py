@@ -40,6 +40,7 @@ def test_what_is_no_setting_is_named() -> None:
     ("setting", "said"),
     [
         ({"batch_size": "16"}, "batch_size must be a whole number of at least 1, got '16'"),
+        ({"kv_memory": "lots"}, "kv_memory: 'lots' is not an amount of memory such as 4GiB, 500MB or 1073741824"),
         ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
         (
             {"dtype": "bf16"},

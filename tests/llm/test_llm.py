@@ -16,7 +16,7 @@ from detgen.engine import Engine
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(kv_memory=16 << 20)
+    return LLM(kv_memory="16MiB")
 
 
 PROMPTS = ["def add(a, b):", "import", [5, 6, 7]]
