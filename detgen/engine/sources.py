@@ -9,8 +9,10 @@ from detgen.engine.config import EngineConfig
 from detgen.errors import EngineError
 from detgen.models.adapter_files import check_adapter
 from detgen.models.folders import check_folder, local_place
+from detgen.models.generation_settings import unapplied_settings
 from detgen.models.gguf.header import check_gguf
 from detgen.models.hub import fetched
+from detgen.params import SamplingParams
 from detgen.progress import Observer
 
 
@@ -37,6 +39,22 @@ def check_adapted(config: EngineConfig) -> None:
     """
     if config.adapter is not None and not isinstance(config.target, str | Path | None):
         raise EngineError("an adapter is merged while a model is loaded; give both as folders, target and adapter")
+
+
+def unapplied(config: EngineConfig, params: SamplingParams, observer: Observer) -> list[str]:
+    """Return a sentence for each setting that transformers' `generate` would apply and detgen does not.
+
+    Args:
+        config: names the target, which can be loaded.
+        params: the defaults of requests.
+        observer: receives the progress of downloads from the hub.
+    """
+    target = config.target
+    if not isinstance(target, str | Path):
+        return []
+    name = str(target)
+    folder = local_place(target, name) or fetched(name, observer, trusted=config.trust_remote_code)
+    return [f"{name}: {text}" for text in unapplied_settings(folder, params)]
 
 
 def check_sources(config: EngineConfig, observer: Observer | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from detgen.engine.loading import load_engine
 from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Scorable, Score, score_requests_of
 from detgen.engine.showing import call
+from detgen.engine.sources import unapplied
 from detgen.engine.time_left import TimeLeft
 from detgen.errors import PromptsError, QuantName, RequestError
 from detgen.llm.results import Results
@@ -64,6 +66,9 @@ def columns_of(rows: Sequence[Request | BadLine], done: Iterable[Completion]) ->
 class LLM:
     """A loaded model. Its outputs depend only on the prompt, its parameters and its seed.
 
+    A setting in the folder's generation_config.json that `generate` of transformers applies, but not detgen, is named
+    in a warning.
+
     >>> from detgen import LLM
     >>> llm = LLM()
     >>> print(llm.generate("def add(a, b):", max_tokens=16)[0].text)
@@ -91,6 +96,9 @@ class LLM:
         self._config = EngineConfig(target=target, draft=draft, target_quant=quant, **settings)
         with open_for_a_person() as display:
             self._engine = load_engine(self._config, display)
+            found = unapplied(self._config, SamplingParams(), display)
+        for text in found:
+            warnings.warn(text, stacklevel=2)
 
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | None = None, **sampling: Any

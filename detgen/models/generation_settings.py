@@ -43,7 +43,7 @@ def unapplied_settings(folder: Path, params: SamplingParams) -> list[str]:
         if parameter is None:
             remedy = "it has no such setting"
         elif getattr(params, parameter) == PARAMETERS[parameter].default:
-            remedy = f"--{parameter.replace('_', '-')} does the same here"
+            remedy = f"the parameter {parameter} does the same here"
         else:
             continue
         found.append(

@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import detgen
@@ -21,14 +20,11 @@ from detgen.engine.grammars import check_form
 from detgen.engine.loading import load_engine
 from detgen.engine.pieces import pieces_of
 from detgen.engine.request import Chunk, Request
-from detgen.engine.sources import check_sources
+from detgen.engine.sources import check_sources, unapplied
 from detgen.engine.stats import DraftCounts, DrafterStats
 from detgen.errors import EngineError, OutputError, PromptsError, RequestError, RunError
 from detgen.failing import limit_reached
 from detgen.machine import peak_memory
-from detgen.models.folders import local_place
-from detgen.models.generation_settings import unapplied_settings
-from detgen.models.hub import fetched
 from detgen.outputs import (
     Answers,
     FolderStore,
@@ -282,12 +278,9 @@ def _load_workers(config: RunConfig | ScoreConfig, observer: Observer, opened: E
 
 def _name_unapplied(config: RunConfig | ScoreConfig, observer: Observer) -> None:
     """Name the settings in the target's folder that detgen does not apply."""
-    target = config.engine.target
-    if isinstance(config, RunConfig) and isinstance(target, str | Path):
-        name, trusted = str(target), config.engine.trust_remote_code
-        folder = local_place(target, name) or fetched(name, observer, trusted=trusted)
-        for unapplied in unapplied_settings(folder, config.params):
-            observer.message(f"{name}: {unapplied}")
+    if isinstance(config, RunConfig):
+        for text in unapplied(config.engine, config.params, observer):
+            observer.message(text)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.commands import invoke
 
+from detgen import LLM
 from detgen.models.generation_settings import unapplied_settings
 from detgen.params import SamplingParams
 
@@ -45,7 +46,9 @@ def test_a_run_says_so_with_the_remedy(demo_models: Any, tmp_path: Path, monkeyp
     command = ["run", "--prompt", "def add(", "--max-tokens", "2", "--target", "model", "-o"]
     said = (
         "detgen: model: generation_config.json sets repetition_penalty to 1.1, which generate() of transformers applies"
-        " and detgen does not; --repetition-penalty does the same here\n"
+        " and detgen does not; the parameter repetition_penalty does the same here\n"
     )
     assert said in invoke(*command, "out").stderr
+    with pytest.warns(UserWarning, match="model: generation_config.json sets repetition_penalty to 1.1, which"):
+        LLM("model", kv_memory="16MB")
     assert "generation_config" not in invoke(*command, "other", "--repetition-penalty", "1.2").stderr
