@@ -27,7 +27,7 @@ _WITHOUT_KEYS = ("linear_attention", "conv", "mamba", "moe", "mlp")  # kinds of 
 
 
 class Tried(NamedTuple):
-    """A family of transformers, and how it runs according to `benchmarks/families.py`.
+    """A family of transformers, and how it runs according to `tools/families.py`.
 
     Attributes:
         name: the type of its models.

@@ -18,7 +18,7 @@ from torch import nn
 from detgen import Engine, EngineError
 from detgen.models.refusing import refusing
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import families
 import tiny_families

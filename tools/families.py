@@ -1,8 +1,8 @@
 """Runs every family in transformers' mapping of causal language models, and writes what becomes of each.
 
-    python benchmarks/families.py                       # all, into docs/models.md and the package; some minutes
-    python benchmarks/families.py llama gemma2          # some, printed
-    python benchmarks/families.py --json found.json     # what was found, in addition to the table
+    python tools/families.py                       # all, into docs/models.md and the package; some minutes
+    python tools/families.py llama gemma2          # some, printed
+    python tools/families.py --json found.json     # what was found, in addition to the table
 
 A family is a tiny model with random weights in a folder of its own (`tiny_families`). detgen generates from it in a
 process of its own, within limits of time and memory: prompts of 5 to 200 tokens, one and four at a time. Both must give
@@ -138,12 +138,12 @@ def run(folder: Path) -> dict[str, Any]:
             if found[i][0] != beside[i][0] or not same:
                 raise RuntimeError(f"prompt of {LENGTHS[i]} tokens: other bits in a batch of 4")
         profile = engine.profile()
-        error = compared(folder, prompts, found)
+        distance = compared(folder, prompts, found)
     except Exception as fault:
         return {"status": FAULT, "says": str(fault), "trace": traceback.format_exc()}
     if "versions" not in profile:
-        return {"status": WHOLE, "error": error}
-    return {"status": OWN, "error": error, "proved": profile.get("operators", [])}
+        return {"status": WHOLE, "error": distance}
+    return {"status": OWN, "error": distance, "proved": profile.get("operators", [])}
 
 
 def one(family: str, folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import transformers
 from helpers.commands import invoke
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import families
 import tiny_families
