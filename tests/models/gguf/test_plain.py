@@ -7,15 +7,15 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from helpers.commands import invoke
-from helpers.gguf_files import bits_of, loaded, written
+from helpers.gguf_files import bits_of, loaded
+from helpers.plain_gguf import CONTROL, KINDS, NAMES, NORMAL, ROWS, file_of, made_of, pieces, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,10 +27,8 @@ from detgen.models.gguf import models as gguf_models
 from detgen.models.gguf.header import list_of, read_header
 from detgen.models.gguf.loading import asking
 from detgen.models.gguf.places import kept_places
-from detgen.models.gguf.plain import Plain, plain_model
-from detgen.models.gguf.splits import WAYS
-from detgen.models.gguf.tokenizer import tokenizer_facts
-from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
+from detgen.models.gguf.plain import Plain
+from detgen.models.kept_tokenizer import facts_of
 from detgen.models.loaded import LoadedModel
 from detgen.models.loading import load_model
 from detgen.models.settings import context_of
@@ -38,215 +36,10 @@ from detgen.models.skeleton import model_of, skeleton_of
 from detgen.program.arrays import same_bits
 from detgen.runner.own_forward import ask
 
-EXPERTS = {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 96}
-# Kinds of decoders, and what their files say besides.
-KINDS: dict[str, dict[str, Any]] = {
-    **{"llama": {}, "qwen2": {}, "qwen3": {}},
-    "phi3": {"rope.scaling.original_context_length": 256},
-    "gemma2": {"attention.sliding_window": 40},
-    "gemma3": {"attention.sliding_window": 40},
-    "mixtral": EXPERTS | {"architecture": "llama", "expert_feed_forward_length": None},
-    "qwen3moe": EXPERTS,
-    "qwen2moe": EXPERTS | {"expert_shared_feed_forward_length": 64},
-}
-NAMES = ("<|im_start|>", "<|im_end|>", "<think>", "a\u00e9 b", "<unk>")
-ROWS = 258 + len(NAMES)
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 FORMATS = (
     *(("F32",), ("F16",), ("BF16",), ("Q8_0",), ("Q4_0",), ("Q4_1",), ("Q5_0",), ("Q5_1",)),
     ("Q8_0", "Q4_1", "F32", "F16", "Q4_0"),
 )
-
-
-def vocabulary(
-    types: Iterable[int] = (CONTROL, CONTROL, USER_DEFINED, USER_DEFINED, NORMAL),
-    pre: str | None = "gpt-2",
-    model: str = "gpt2",
-    more: Iterable[str] = (),
-    **said: Any,
-) -> Callable[[Any], None]:
-    """Writes a tokenizer: all letters, a few merges, `NAMES` with these types, then others; settings by their names."""
-
-    def write(writer: Any) -> None:
-        tokens = [*byte_letters(), "ab", "abc", *NAMES, *more]
-        writer.add_tokenizer_model(model)
-        if pre is not None:
-            writer.add_tokenizer_pre(pre)
-        writer.add_token_list(tokens)
-        writer.add_token_types([NORMAL] * 258 + [*types] + [CONTROL] * (len(tokens) - 258 - len(NAMES)))
-        writer.add_token_merges(["a b", "ab c"])
-        say(writer, said)
-
-    return write
-
-
-def say(writer: Any, said: dict[str, Any]) -> None:
-    """Write settings of a tokenizer."""
-    of = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
-    for name, value in said.items():
-        of[type(value)]("tokenizer." + name.replace("__", "."), value)
-
-
-UNKNOWN, UNUSED, BYTE = 2, 5, 6
-LEARNED = (
-    *(
-        "\u2581",
-        "a",
-        "b",
-        "c",
-        "e",
-        "h",
-        "t",
-        "\u4e2d",
-        "\u6587",
-        "\u2581t",
-        "he",
-        "\u2581the",
-        "ab",
-        "abc",
-        "bc",
-        "\u2581a",
-    ),
-    *(
-        "\u2581\u2581",
-        "\u2581\u2581\u2581\u2581",
-        "\n\n",
-        "  ",
-        "th",
-        "\u2581th",
-        "aa",
-        "aaaa",
-        "aaa",
-        "\u4e2d\u6587",
-        "[INST]",
-        "<think>",
-    ),
-)
-
-
-def pieces(
-    learned: Iterable[str] = LEARNED,
-    scores: Callable[[int], float] = lambda i: -float(i),
-    kinds: Callable[[str], int] = lambda text: {"[INST]": CONTROL, "<think>": USER_DEFINED}.get(text, NORMAL),
-    begins: Iterable[str] = ("<unk>", "<s>", "</s>"),
-    **said: Any,
-) -> Callable[[Any], None]:
-    """Writes a tokenizer of SentencePiece's kind: `begins`, bytes, what has been learned."""
-    first, of_bytes = list(begins), [f"<0x{byte:02X}>" for byte in range(256)]
-    tokens = [*first, *of_bytes, *learned]
-
-    def write(writer: Any) -> None:
-        types = [UNKNOWN if text == "<unk>" else CONTROL for text in first]
-        writer.add_tokenizer_model("llama")
-        writer.add_token_list(tokens)
-        writer.add_token_scores([0.0] * 259 + [scores(i) for i in range(len(tokens) - 259)])
-        writer.add_token_types(types + [BYTE] * 256 + [kinds(text) for text in tokens[len(first) + 256 :]])
-        say(writer, {"ggml__bos_token_id": 1, "ggml__eos_token_id": 2, "ggml__unknown_token_id": 0} | said)
-
-    return write
-
-
-def rows_of(tokenizer: Callable[[Any], None]) -> int:
-    """How many tokens one has that is written."""
-    tokens: list[list[str]] = []
-    writer = MagicMock()
-    writer.add_token_list = tokens.append
-    tokenizer(writer)
-    return len(tokens[0])
-
-
-MORE = [f"x{i}" for i in range(32064 - ROWS)]  # tokens, as Phi-3's padding token asks for
-MANY = vocabulary(more=MORE)
-GEMMAS = pieces(
-    begins=("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"),
-    ggml__bos_token_id=2,
-    ggml__eos_token_id=1,
-    ggml__unknown_token_id=3,
-    ggml__padding_token_id=0,
-)
-
-
-def tensors(kind: str, sizes: dict[str, Any], *, tied: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """Random ones, by their names, as a file has them."""
-    random = np.random.default_rng(3)
-    hidden, inner, experts = (sizes.get(name) for name in ("embedding_length", "feed_forward_length", "expert_count"))
-    own, shared = (sizes.get(f"expert_{of}feed_forward_length", inner) for of in ("", "shared_"))
-    size = sizes["attention.key_length"]
-    wide, narrow = (size * sizes[f"attention.head_count{kv}"] for kv in ("", "_kv"))
-
-    def made(name: str, *shape: int) -> tuple[str, np.ndarray]:
-        noise = random.standard_normal(shape).astype(np.float32)
-        if len(shape) == 1:
-            return name, 0.1 * noise + np.float32(name.endswith("weight"))
-        return name, noise * np.float32(1.5 / math.sqrt(shape[-1]))
-
-    rows = sizes["vocab_size"]
-    attention = [("attn_q", wide, hidden), ("attn_k", narrow, hidden), ("attn_v", narrow, hidden)]
-    forward = [("ffn_gate", inner, hidden), ("ffn_up", inner, hidden), ("ffn_down", hidden, inner)]
-    norms = [("attn_norm", hidden), ("ffn_norm", hidden)]
-    if kind == "phi3":
-        attention, forward[:2] = [("attn_qkv", wide + 2 * narrow, hidden)], [("ffn_up", 2 * inner, hidden)]
-    if experts:
-        forward = [("ffn_gate_inp", experts, hidden), ("ffn_down_exps", experts, hidden, own)]
-        forward += [(f"ffn_{of}_exps", experts, own, hidden) for of in ("gate", "up")]
-    if kind == "qwen2moe":
-        forward += [("ffn_gate_inp_shexp", hidden), ("ffn_down_shexp", hidden, shared)]
-        forward += [(f"ffn_{of}_shexp", shared, hidden) for of in ("gate", "up")]
-    if kind.startswith("gemma"):
-        norms += [("post_attention_norm", hidden), ("post_ffw_norm", hidden)]
-    if kind in ("qwen3", "qwen3moe", "gemma3"):
-        norms += [("attn_q_norm", size), ("attn_k_norm", size)]
-    yield made("token_embd.weight", rows, hidden)
-    for i in range(sizes["block_count"]):
-        for name, *shape in (*attention, ("attn_output", hidden, wide), *forward, *norms):
-            yield made(f"blk.{i}.{name}.weight", *shape)
-            if kind in ("qwen2", "qwen2moe") and name in ("attn_q", "attn_k", "attn_v"):
-                yield made(f"blk.{i}.{name}.bias", shape[0])
-    yield made("output_norm.weight", hidden)
-    if not tied:
-        yield made("output.weight", rows, hidden)
-
-
-def file_of(
-    path: Path,
-    kind: str = "llama",
-    tokenizer: Callable[[Any], None] | None = None,
-    *,
-    tied: bool = False,
-    types: tuple[str, ...] = ("F32",),
-    without: str = "",
-    more: Iterable[tuple[str, np.ndarray]] = (),
-    **said: Any,
-) -> Path:
-    """A file of an architecture; settings by their names, `__` for a dot, None for none."""
-    sizes = {
-        **{"block_count": 2, "context_length": 256, "embedding_length": 128, "feed_forward_length": 192},
-        **{"attention.head_count": 4, "attention.head_count_kv": 2, "vocab_size": ROWS},
-        **{"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e4},
-        **KINDS[kind],
-    }
-    tokenizer = tokenizer or {"phi3": MANY, "gemma2": GEMMAS, "gemma3": GEMMAS}.get(kind) or vocabulary()
-    sizes["vocab_size"] = rows_of(tokenizer)
-    sizes |= {name.replace("__", "."): value for name, value in said.items()}
-    size = sizes["embedding_length"] // sizes["attention.head_count"]
-    heads = dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), size)
-    known = {name: value for name, value in sizes.items() if value is not None}
-    usual = heads | {"vocab_size": rows_of(tokenizer), "attention.head_count_kv": 2}
-    there = [x for x in tensors(kind, usual | known, tied=tied or kind.startswith("gemma")) if x[0] != without]
-    order = {name: types[i % len(types)] for i, (name, _) in enumerate(there)}
-    architecture = sizes.pop("architecture", kind)
-    return written(
-        path,
-        architecture,
-        heads | sizes,
-        [*there, *more],
-        tokenizer,
-        lambda name: order.get(name, "F32"),
-    )
-
-
-def made_of(path: Path) -> Plain | None:
-    return plain_model(read_header(path, "x"), path)
 
 
 def check_within(found: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -287,19 +80,6 @@ def check_same(path: Path) -> Plain:
     state = found.tokenizer["state"].to_str()
     assert {**found.tokenizer, "state": state} == facts_of(tokenizer, path)
     return found
-
-
-@pytest.fixture
-def quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], LoadedModel]:
-    """Loads a model as a run does; nothing is kept of it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def load(path: Path, dtype: Any = "auto") -> LoadedModel:
-        found = load_model(path, path.name, dtype, "none", role="target")
-        assert found.own is not None
-        return found
-
-    return load
 
 
 VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -439,133 +219,6 @@ def test_bits_in_each_format(
     quick, asked = quickly(path, dtype), load_model(path, path.name, dtype, "none")
     assert quick.packed_bytes == asked.packed_bytes
     assert same_bits(bits_of(quick, exactly=False), bits_of(asked, exactly=False))
-
-
-TOKENIZERS: dict[str, Callable[[Any], None]] = {
-    **{
-        f"split as {pre}": vocabulary(pre=pre, ggml__bos_token_id=258)
-        for pre in {way: pre for pre, way in WAYS.items()}.values()
-    },
-    "nothing is special": vocabulary(types=[NORMAL] * 5),
-    "all are": vocabulary(types=[CONTROL] * 5),
-    "all are someone's": vocabulary(types=[USER_DEFINED] * 5),
-    "tokens with names": vocabulary(
-        ggml__bos_token_id=258, ggml__eos_token_id=259, ggml__unknown_token_id=262, ggml__padding_token_id=259
-    ),
-    "someone's with names": vocabulary(types=[USER_DEFINED] * 5, ggml__bos_token_id=258, ggml__eos_token_id=259),
-    "plain ones with names": vocabulary(types=[NORMAL] * 5, ggml__bos_token_id=97, ggml__eos_token_id=257),
-    "one that is not of letters has a name": vocabulary(ggml__eos_token_id=261),
-    "begins": vocabulary(ggml__bos_token_id=258, ggml__eos_token_id=259, ggml__add_bos_token=True),
-    "begins and ends": vocabulary(
-        ggml__bos_token_id=258, ggml__eos_token_id=259, ggml__add_bos_token=True, ggml__add_eos_token=True
-    ),
-    "ends": vocabulary(ggml__eos_token_id=259, ggml__add_eos_token=True, ggml__add_bos_token=False),
-    "begins with nothing": vocabulary(ggml__eos_token_id=259, ggml__add_bos_token=True),
-    "a template": vocabulary(chat_template="{% for m in messages %}{{ m.content }}{% endfor %}"),
-    "a token of GPT-2": vocabulary(more=["<|endoftext|>"], ggml__eos_token_id=ROWS),
-    "ends of turns": vocabulary(ggml__eos_token_id=259, ggml__eot_token_id=258, ggml__eom_token_id=260),
-    "what is for others": vocabulary(ggml__add_space_prefix=False, ggml__fim_pre_token_id=258),
-}
-
-
-TEXTS = (
-    "The abc's 12345 <think>\n\n<|im_start|>a\u00e9 b\u20ac <unk>",
-    *("", " ", "  the   abc aaaaa\t\u4e2d\u6587\u4e2d \U0001f600\x00", "[INST]the [INST] <s>a</s> <think>the\n\n\n"),
-)
-
-
-def check_tokenizers(path: Path, texts: Iterable[str] = TEXTS) -> None:
-    """The tokenizer of a file is that of transformers: its state, and what becomes of texts."""
-    header = read_header(path, "x")
-    _, asked = gguf_models.settings(path, header)
-    facts = tokenizer_facts(header, path)
-    quick: Any = KeptTokenizer(facts, path, lambda: pytest.fail("it is loaded"))
-    assert facts_of(quick, path) == facts_of(asked, path)
-    assert gguf_models.ends(header, quick) == gguf_models.ends(header, asked)
-    for text in texts:
-        for special in (False, True):
-            ids = [one(text, add_special_tokens=special).input_ids for one in (quick, asked)]
-            assert ids[0] == ids[1]
-        for skipped in (False, True):
-            found = [one.decode(ids[0], skip_special_tokens=skipped) for one in (quick, asked)]
-            assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3moe"])
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_tokenizers_are_those_of_transformers(name: str, kind: str, tmp_path: Path) -> None:
-    path = file_of(tmp_path / "model.gguf", kind, TOKENIZERS[name])
-    check_tokenizers(path)
-    assert made_of(path) is not None
-
-
-def test_a_tokenizer_of_phi_4(tmp_path: Path) -> None:
-    """Byte-level, of the architecture whose other files have pieces."""
-    tokenizer = vocabulary(more=MORE, pre="dbrx", ggml__bos_token_id=258, ggml__eos_token_id=259)
-    path = file_of(tmp_path / "model.gguf", "phi3", tokenizer)
-    check_tokenizers(path)
-    assert made_of(path) is not None
-
-
-PIECES: dict[str, Callable[[Any], None]] = {
-    "plain": pieces(),
-    "the same scores": pieces(scores=lambda i: -float(i // 5)),
-    "better ones last": pieces(scores=float),
-    "none but bytes": pieces([]),
-    "not all have names": pieces(ggml__padding_token_id=3),
-    "others begin": pieces(begins=("<pad>", "<bos>", "<eos>", "<unk>", "<mask>"), ggml__unknown_token_id=3),
-    "merges are said": pieces(ggml__merges=["\u2581 t", "h e", "\u2581t he", "a b"]),
-    "no byte": pieces(begins=["<unk>", "<s>", "</s>", *LEARNED], learned=["d"], scores=lambda i: -1.0),
-    "all it may say": pieces(
-        ggml__pre="default",
-        ggml__add_bos_token=True,
-        ggml__add_eos_token=True,
-        ggml__eot_token_id=4,
-        chat_template="{{ messages }}",
-    ),
-    "begins with nothing": pieces(ggml__add_bos_token=False),
-    "all are someone's": pieces(kinds=lambda _: USER_DEFINED),
-    "all are special": pieces(kinds=lambda _: CONTROL),
-    "all are unused": pieces(kinds=lambda _: UNUSED),
-    "tokens twice": pieces((*LEARNED, "ab", "\u2581the")),
-}
-
-
-@pytest.mark.parametrize("kind", ["llama", "phi3", "gemma2", "gemma3"])
-@pytest.mark.parametrize("name", PIECES)
-def test_tokenizers_of_pieces_are_those_of_transformers(name: str, kind: str, tmp_path: Path) -> None:
-    path = file_of(tmp_path / "model.gguf", kind, PIECES[name])
-    check_tokenizers(path)
-    assert (made_of(path) is None) == (kind == "phi3")  # of which these are too few
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    kind=st.sampled_from(["llama", "phi3", "gemma2"]),
-    learned=st.lists(st.text("ab \u2581", min_size=1, max_size=5), max_size=40, unique=True),
-    scores=st.lists(st.floats(-9, 9, width=32) | st.sampled_from([0.0, -1.0]), min_size=40, max_size=40),
-    texts=st.lists(st.text("ab \n\u20ac", max_size=20), max_size=5),
-)
-def test_whatever_the_pieces_are(
-    tmp_path_factory: pytest.TempPathFactory, kind: str, learned: list[str], scores: list[float], texts: list[str]
-) -> None:
-    path = file_of(tmp_path_factory.mktemp("drawn") / "model.gguf", kind, pieces(learned, scores.__getitem__))
-    check_tokenizers(path, texts)
-
-
-def test_a_text_begins_as_the_family_has_it(tmp_path: Path, quickly: Callable[..., LoadedModel]) -> None:
-    """Where a file does not say whether it does: Llama 3's do, and Qwen's do not."""
-    for pre, begins in (("llama-bpe", True), ("qwen2", False)):
-        path = file_of(tmp_path / f"{pre}.gguf", "llama", vocabulary(pre=pre, ggml__bos_token_id=258))
-        for one in (quickly(path), loaded(path)):
-            assert (one.tokenizer("a").input_ids[0] == 258) == begins
-
-
-@pytest.mark.parametrize("pre", [None, "another"])
-def test_a_way_that_is_not_known_is_refused(pre: str | None, tmp_path: Path) -> None:
-    path = file_of(tmp_path / "model.gguf", "llama", vocabulary(pre=pre))
-    with pytest.raises(EngineError, match=r"tokenizer\.ggml\.pre"):
-        load_model(path, "model.gguf", "auto", "none", role="target")
 
 
 def test_lists_of_a_header(tmp_path: Path) -> None:
