@@ -41,7 +41,7 @@ def test_a_table_that_is_not_as_declared_is_written_anew() -> None:
         ("options of export", r"| `OUT` | required | The output folder of a finished run. |"),
         ("options of cache prune", r"| `--older-than AGE` | none |"),
         ("parameters", r"| `stop_token_ids` | a list of token ids | `[]` | `--stop-token-id` |"),
-        ("attributes of EngineConfig", r"| `kv_memory` | bytes for the KV caches;"),
+        ("attributes of EngineConfig", r"| `kv_memory` | bytes for the KV caches, or a text"),
         ("TextLine", r"| `finish_reason` | `stop` (it ended, or was stopped) or `length` |"),
     ],
 )
