@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 from detgen.models.parts import UnknownError
 from detgen.program.operands import Activation
+
+if TYPE_CHECKING:
+    from detgen.models.description import Description
 
 ACTIVATIONS = {
     "SiLU": Activation.SILU,
@@ -20,6 +24,7 @@ ACTIVATIONS = {
     "ReLUSquaredActivation": Activation.RELU_SQUARED,
     "BloomGelu": Activation.GELU_TANH,
 }
+_LARGE = 50.0  # from which on the softplus of a float is the float
 _NAMES = ("act_fn", "activation_fn", "act", "activation", "gelu_impl")  # of what a feed-forward has
 # Modules whose forward names their activation.
 _NAMED = dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm2MoeExperts", "Lfm3MLP"), Activation.SILU)
@@ -40,3 +45,18 @@ def activation_of(module: Any) -> Activation:
     if name not in ACTIVATIONS:
         raise UnknownError(f"activation {name}")
     return ACTIVATIONS[name]
+
+
+def bend_of(of: Description, mlp: Any) -> dict[str, float] | None:
+    """Return the numbers of a feed-forward's `steps.Xielu`; None if it has another activation."""
+    found: Any = getattr(mlp, "act_fn", None)
+    if type(found).__name__ != "XIELUActivation":
+        return None
+    rise, fall = (_softplus(of.array(alpha).item()) for alpha in (found.alpha_p, found.alpha_n))
+    slope, least = float(found.beta.item()), float(found.eps.item())
+    return {"rise": rise, "fall": slope + fall, "slope": slope, "least": least}
+
+
+def _softplus(x: float) -> float:
+    """log(1 + e^x), rounded correctly, which the C library's functions may not be."""
+    return float((1 + Decimal(x).exp()).ln()) if x < _LARGE else x

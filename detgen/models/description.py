@@ -14,7 +14,7 @@ import numpy as np
 
 from detgen.kernels.c.quantizing import STORAGE, Quantized
 from detgen.kernels.decoder import StateShape
-from detgen.models.activations import activation_of
+from detgen.models.activations import activation_of, bend_of
 from detgen.models.altup import altup_of, deviations_of, laurel_of, streams_of
 from detgen.models.attentions import attention_of, state_mixer, state_shape_of
 from detgen.models.families import FAMILIES, Family, first_of
@@ -40,7 +40,8 @@ from detgen.program.operands import Activation
 if TYPE_CHECKING:
     from torch import nn
 
-# Classes of root-mean-square norms whose weights are added to 1.
+_WITHOUT_WEIGHTS = {"Llama4TextL2Norm", "NanoChatRMSNorm"}  # classes of root-mean-square norms
+# Others whose weights are added to 1.
 _ADDED_TO_ONE = {
     *("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"),
     *("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"),
@@ -257,12 +258,15 @@ class Description:
         """
         family = self.family
         up = [self.linear(getattr(mlp, name)) for name in (family.gate, family.up) if name]
-        down, activation = self.linear(getattr(mlp, family.down)), activation_of(mlp)
+        down, bend = self.linear(getattr(mlp, family.down)), bend_of(self, mlp)
+        activation = Activation.NONE if bend else activation_of(mlp)
+        if bend and family.gate:
+            raise UnknownError("gates by xIELU")
         if hasattr(mlp, "gate_multiplier"):  # Falcon H1's
             up[0], down = up[0]._replace(factor=mlp.gate_multiplier), down._replace(factor=mlp.down_multiplier)
             if mlp.gate_multiplier != 1 and activation != Activation.SILU:
                 raise UnknownError("another activation of gates with a factor")
-        return FeedForward(up, bool(family.gate), activation, down, deviations_of(mlp))
+        return FeedForward(up, bool(family.gate), activation, down, deviations_of(mlp), bend)
 
     def norm(self, norm: Any, size: int = 0) -> Norm | None:
         """Describe a norm, of that many entries if it has no weights; None for none.
@@ -283,8 +287,8 @@ class Description:
         if name == "NemotronLayerNorm1P":
             weight, bias = floats(self.array(norm.weight)), floats(self.array(norm.bias))
             return Norm(1 + weight, bias, norm.eps, centred=True)
-        if name == "Llama4TextL2Norm" or not getattr(norm, "with_scale", True):
-            return Norm(np.ones(size, np.float32), None, norm.eps, centred=False)
+        if name in _WITHOUT_WEIGHTS or not getattr(norm, "with_scale", True):
+            return Norm(np.ones(size or self.config.hidden_size, np.float32), None, norm.eps, centred=False)
         if name == "OlmoLayerNorm":
             return Norm(np.ones(norm.normalized_shape, np.float32), None, 1e-5, centred=True)
         weight = floats(self.array(norm.weight))

@@ -112,6 +112,7 @@ _GLM4: dict[str, Any] = {
     "norms": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
 }
 _COHERE: dict[str, Any] = {"interleaved": True, "norms": ("input_layernorm", None, None, None), "parallel": True}
+_APERTUS: dict[str, Any] = {"gate": "", "norms": ("attention_layernorm", None, "feedforward_layernorm", None)}
 _GPT_J: dict[str, Any] = {
     **{"inner": "transformer", "embedding": "wte", "layers": "h", "final": "ln_f", "attention": "attn"},
     **{"out": "out_proj", "interleaved": True, "gate": "", "up": "fc_in", "down": "fc_out"},
@@ -240,8 +241,11 @@ FAMILIES = {
         norms=("input_layernorm", None, None, None),
         parallel=True,
     ),
+    "NanoChatForCausalLM": Family(embedding_norm="norm", rotated_first=True, gate="", up="fc1", down="fc2"),
     "StableLmForCausalLM": Family(head_norms=("q_layernorm", "k_layernorm"), parallel="use_parallel_residual"),
     "CohereForCausalLM": Family(**_COHERE),
+    "ApertusForCausalLM": Family(**_APERTUS),
+    "Apertus1p5TextForCausalLM": Family(**_APERTUS),
     "ArceeForCausalLM": Family(gate=""),
     "Jais2ForCausalLM": Family(gate=""),
     "NemotronForCausalLM": Family(gate=""),

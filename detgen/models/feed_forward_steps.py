@@ -27,6 +27,7 @@ class FeedForwardSteps:
         self._gate = (joint(mlp.up[:1], form, keep), mlp.up[0].factor) if apart else None
         self._up = joint(mlp.up[apart:], form, keep, gated=mlp.gated and not apart)
         self._activation, self._gated, self._deviations = mlp.activation, mlp.gated, mlp.deviations
+        self._bend = mlp.bend
         self.down, self._factor = joint([mlp.down], form, keep), mlp.down.factor
         self.activated = Buffer("activated", self.down.inputs)
 
@@ -44,6 +45,9 @@ class FeedForwardSteps:
                 gated=self._gated and not apart,
             )
         )
+        if self._bend is not None:
+            bent: dict[str, Any] = {"x": activated, "to": activated, "wanted": wanted, **self._bend}
+            program.add(steps.Xielu(name=f"{name}, activated", **bent))
         if self._gate is not None:
             (weight, factor), gates = self._gate, Buffer("gates of the mlp", activated.width)
             into = Into(gates, factor=factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -82,6 +83,7 @@ class FeedForward:
         activation: of the gate, or of `up`.
         down: its last linear layer.
         deviations: of a `GaussianTopK` that gates go through first; None for none.
+        bend: the numbers of a `steps.Xielu` in place of `activation`; None for none.
     """
 
     up: list[Linear]
@@ -89,6 +91,7 @@ class FeedForward:
     activation: Activation
     down: Linear
     deviations: float | None = None
+    bend: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,8 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
         found = frequencies_of(settings, type_, len(own))
     if found is None or not np.allclose(found, own, rtol=_CLOSE, atol=0):
         return None
+    if type(module).__name__ == "NanoChatRotaryEmbedding":  # which turns the other way
+        found = -found
     return Rotary(found, amplitude)
 
 

@@ -249,6 +249,16 @@ def tangent(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.abs() > 0.625, torch.copysign((1 - e) / (1 + e), x), p)
 
 
+def xielu(x: torch.Tensor, rise: float, fall: float, slope: float, least: float) -> torch.Tensor:
+    """xIELU of each entry; see `steps.Xielu`."""
+    half = tangent(torch.where(x > number(least), number(least), x) * 0.5)
+    less_one = (half + half) / (1 - half)  # e^x - 1, exact near 0
+    straight = x * number(slope)
+    return torch.where(
+        x > 0, fma(x * number(rise), x, straight), fma(less_one - x, number(fall).expand_as(x), straight)
+    )
+
+
 def error_function(x: torch.Tensor) -> torch.Tensor:
     """erf x."""
     small = _polynomial(

@@ -32,6 +32,7 @@ from detgen.program.arithmetic import (
     softplus,
     total,
     whole_linear,
+    xielu,
 )
 from detgen.program.arrays import Array, each, tensor
 from detgen.program.attention import Attended, of_block
@@ -554,6 +555,11 @@ def _sum(step: steps.Sum, at: Pass) -> None:
 @compute.register
 def _gaussian_top_k(step: steps.GaussianTopK, at: Pass) -> None:
     at[step.to].copy_(gaussian_top_k(at[step.x], step.deviations))
+
+
+@compute.register
+def _xielu(step: steps.Xielu, at: Pass) -> None:
+    at[step.to].copy_(xielu(at[step.x], step.rise, step.fall, step.slope, step.least))
 
 
 @compute.register

@@ -390,6 +390,34 @@ class Activate(Step):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Xielu(Step):
+    """The activation xIELU of each entry (Huang and Schlag, arXiv 2411.13010, section 3).
+
+    That is slope * x + rise * x^2 if x > 0, else slope * x + fall * (e^min(x, least) - 1 - x).
+
+    Attributes:
+        x: is read.
+        to: takes the results; it may be x.
+        rise: factor of the square.
+        fall: factor of the exponential part.
+        slope: the slope at 0.
+        least: what exponents are at most; at most 0.
+    """
+
+    x: Buffer
+    to: Buffer
+    rise: float
+    fall: float
+    slope: float
+    least: float
+
+    def _faults(self) -> Iterator[str]:
+        yield from wide(self.to, self.x.width)
+        if not self.least <= 0:
+            yield f"exponents of at most {self.least}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Softmax(Step):
     """The softmax of each row.
 
@@ -468,5 +496,5 @@ class Mix(Step):
 STEPS: tuple[type[Step], ...] = (
     *(Embed, EmbedColumn, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
     *(Route, Sort, ExpertLinear, Combine, Activate, Softmax, Sum),
-    *(Convolve, DeltaRule, Weigh, StateSpace, Watch, GaussianTopK, Mix, SelectiveScan),
+    *(Convolve, DeltaRule, Weigh, StateSpace, Watch, GaussianTopK, Mix, SelectiveScan, Xielu),
 )

@@ -259,6 +259,8 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
     "stablelm": lambda: hf.StableLmConfig(**LLAMA, use_parallel_residual=True, use_qkv_bias=True),
     "cohere": lambda: hf.CohereConfig(**LLAMA, use_qk_norm=True),
     "starcoder2": lambda: hf.Starcoder2Config(**{**LLAMA, "intermediate_size": 97}, sliding_window=WINDOW),
+    "apertus": lambda: hf.ApertusConfig(**LLAMA, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+    "nanochat": lambda: hf.NanoChatConfig(**LLAMA, final_logit_softcapping=2.0),
 }
 
 # Families of one row, which take nothing that those above do not take.

@@ -653,4 +653,15 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
         40,
     ),
     steps.Mix: (_mixed(), 40),
+    steps.Xielu: (
+        _rowwise(
+            steps.Xielu,
+            into=False,
+            rise=st.sampled_from([0.8, 0.0, 3.5]),
+            fall=st.sampled_from([0.7, -0.3, 2.0]),
+            slope=st.sampled_from([0.5, 0.0]),
+            least=st.sampled_from([-1e-6, 0.0, -0.25]),
+        ),
+        60,
+    ),
 }

@@ -32,6 +32,7 @@ NEW = 16
 USUAL = (
     *("llama", "qwen3_next", "gemma3n_text", "nemotron_h", "opt", "llama4", "gpt_oss", "gemma4_experts", "dots1"),
     *("mpt_clamped", "lfm2_moe", "gemma2", "granitemoehybrid", "deepseek_v3", "qwen2_5_vl", "falcon_h1", "jamba"),
+    *("apertus", "nanochat"),
 )
 USUAL_ROWS = ("phimoe", "gemma3n_two", "mamba2", "minicpm3", "gpt_bigcode", "cohere2_moe")
 

@@ -51,7 +51,7 @@ def turns(frequencies: np.ndarray, amplitude: float, first: int, last: int) -> t
     """Return cosines and sines of positions `first` to `last` - 1, times an amplitude.
 
     Args:
-        frequencies: float32 [n], not negative; angles are their products with the positions, in float32.
+        frequencies: float32 [n]; angles are their products with the positions, in float32.
         amplitude: amplitude of the results.
         first: the first position, below 2 ** 17 * pi / 2, like `last`.
         last: one past the last position.

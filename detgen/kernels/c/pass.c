@@ -327,6 +327,7 @@ static void row_task(const Step *s, const Run *run, int64_t row) {
     case SUM: *AT(s->sum.to) = sum(AT(s->sum.x), s->sum.x.width); break;
     case GAUSSIAN_TOP_K: gaussian_top_k(&s->gaussian_top_k, AT(s->gaussian_top_k.x), AT(s->gaussian_top_k.to)); break;
     case MIX: mix(&s->mix, AT(s->mix.x), AT(s->mix.coefficients), AT(s->mix.to.buffer)); break;
+    case XIELU: xielu(&s->xielu, AT(s->xielu.x), AT(s->xielu.to)); break;
     }
 #undef AT
 }

@@ -219,6 +219,19 @@ static void gaussian_top_k(const GaussianTopK *s, const float *x, float *to) {
         store_some(to + i, activated(RELU, sub(sub(load_some(x + i, n - i), mean), cut)), n - i);
 }
 
+/* xIELU of each entry (Huang and Schlag, arXiv 2411.13010, section 3). */
+static void xielu(const Xielu *s, const float *x, float *to) {
+    const int64_t n = s->x.width;
+    const vec least = all((float)s->least), rise = all((float)s->rise), fall = all((float)s->fall);
+    for (int64_t i = 0; i < n; i += LANES) {
+        const vec v = load_some(x + i, n - i), straight = mul(v, all((float)s->slope));
+        const vec half = tangent(mul(where_more(v, least, least, v), all(0.5f)));
+        const vec less_one = quotient(add(half, half), sub(all(1.0f), half)); /* e^v - 1, exact near 0 */
+        const vec below = fma3(sub(less_one, v), fall, straight);
+        store_some(to + i, where_more(v, all(0.0f), fma3(mul(v, rise), v, straight), below), n - i);
+    }
+}
+
 /* Sums of vectors, each times a coefficient. */
 static void mix(const Mix *s, const float *x, const float *coefficients, float *to) {
     const int64_t size = s->size, vectors = s->x.width / size, sums = s->to.buffer.width / size;

@@ -9,11 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.float_functions import activated, nearest_bf16, part_of, put
+from detgen.kernels.triton.float_functions import activated, nearest_bf16, part_of, put, tangent
 from detgen.kernels.triton.launching import OPTIONS, above, tile, tiles
 from detgen.program.finite import most
 from detgen.program.operands import PAGE, Activation, Into
-from detgen.program.steps import Mix, Rotate
+from detgen.program.steps import Mix, Rotate, Xielu
 from detgen.program.storage import Storage
 
 _PAGE = tl.constexpr(PAGE)
@@ -82,6 +82,18 @@ def _copy(
     if BOUNDED:
         v = tl.where(v > bound, bound, tl.where(v < -bound, -bound, v))
     put(to + row[:, None] * to_apart + column[None, :], v, there, factor, ADDS, SCALES)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _xielu(x, to, rows, width, rise, fall, slope, least, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column, there = part_of(rows, width, ROWS, COLUMNS)
+    at = row[:, None] * width + column[None, :]
+    v = tl.load(x + at, mask=there, other=0.0)
+    half = tangent(tl.where(v > least, least, v) * 0.5)
+    less_one = tl.div_rn(half + half, 1.0 - half)
+    straight = v * slope
+    below = tl.fma(less_one - v, tl.zeros_like(v) + fall, straight)
+    tl.store(to + at, tl.where(v > 0.0, tl.fma(v * rise, v, straight), below), mask=there)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -252,6 +264,13 @@ def embed(
         *(into.add, into.factor != 1, rows, columns),
         **OPTIONS,
     )
+
+
+def xielu(step: Xielu, x: torch.Tensor, to: torch.Tensor) -> None:
+    """Compute `steps.Xielu` of x, float32 [rows, width], into a tensor of the same shape, which may be x."""
+    rows, columns, grid = tiles(len(to), to.shape[1], _ROWS, _COLUMNS)
+    numbers = float(step.rise), float(step.fall), float(step.slope), float(step.least)
+    _xielu[grid](x, to, len(to), to.shape[1], *numbers, rows, columns, **OPTIONS)
 
 
 def copy(

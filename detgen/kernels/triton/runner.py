@@ -150,6 +150,10 @@ def _gaussian_top_k(s: steps.GaussianTopK, of: _Pass) -> None:
     norms.gaussian_top_k(s, of[s.x], of[s.to])
 
 
+def _xielu(s: steps.Xielu, of: _Pass) -> None:
+    rowwise.xielu(s, of[s.x], of[s.to])
+
+
 def _mix(s: steps.Mix, of: _Pass) -> None:
     rowwise.mix(s, of[s.x], of[s.coefficients], of[s.to.buffer])
 
@@ -201,6 +205,7 @@ KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
     SelectiveScan: _selective_scan,
     Watch: _watch,
     steps.GaussianTopK: _gaussian_top_k,
+    steps.Xielu: _xielu,
     steps.Mix: _mix,
 }
 

@@ -134,6 +134,7 @@ def tried(inputs: int = 1280, rules: Sequence[Storage] = tuple(RULES)) -> Iterat
     mixing: dict[str, Any] = {"coefficients": Buffer("coefficients", 9), "size": 100}
     yield _of(steps.Mix(name="mixed vectors", x=wide, to=Into(to), **mixing))
     yield _of(steps.Mix(name="mixed vectors, in place", x=wide, to=Into(wide, add=True), **mixing))
+    yield _of(steps.Xielu(name="xIELU", x=wide, to=to, rise=0.8, fall=0.7, slope=0.5, least=-1e-6))
     for function in Activation:
         yield _of(steps.Activate(name=f"activation {function.name}", x=wide, to=Into(to), function=function))
     yield from _attention(drawn)

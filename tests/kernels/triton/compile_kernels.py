@@ -115,6 +115,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [True, True, True, False, True, True, 1, 16],
     ),
     "gaussian top-k": (norms._gaussian_top_k, [FLOAT, FLOAT, "i32", "i32", "fp32"], [1, 16]),
+    "xielu": (rowwise._xielu, [FLOAT, FLOAT, "i32", "i32", *4 * ["fp32"]], [8, 128]),
     "softmax": (norms._softmax, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
     "sum": (norms._sum, [FLOAT, FLOAT, "i32", "i32"], [1, 16]),
     "route": (

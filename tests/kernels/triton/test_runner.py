@@ -436,6 +436,14 @@ def test_gaussian_top_k(device: str, size: int) -> None:
     assert size < 100 or 0.02 < (left[0] > 0).float().mean() < 0.4
 
 
+def test_xielu(device: str) -> None:
+    x = Buffer("x", 61)
+    found = numbers(1, 40, 61) * torch.logspace(-8, 2, 40)[:, None]
+    found[0, :6] = torch.tensor([0.0, -0.0, -1e-6, -5e-7, torch.nan, -torch.inf])
+    step = steps.Xielu(name="step", x=x, to=x, rise=1.3, fall=0.9, slope=0.5, least=-1e-6)
+    alike(device, rows_of(40), {x: found}, step)
+
+
 @pytest.mark.parametrize("function", list(Activation))
 def test_activations(device: str, function: Activation) -> None:
     x, to = Buffer("x", 61), Buffer("to", 61)
