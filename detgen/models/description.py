@@ -17,10 +17,11 @@ from detgen.kernels.decoder import StateShape
 from detgen.models.activations import activation_of, bend_of
 from detgen.models.altup import altup_of, deviations_of, laurel_of, streams_of
 from detgen.models.attentions import attention_of, state_mixer, state_shape_of
-from detgen.models.families import FAMILIES, Family, first_of
+from detgen.models.families import FAMILIES, Family, first_of, module_of
 from detgen.models.layer_inputs import beside_of, layer_input_of, layer_inputs_of
 from detgen.models.mixtures import MIXTURES, experts_of
 from detgen.models.parts import (
+    BeforeHead,
     Experts,
     FeedForward,
     Layer,
@@ -86,7 +87,7 @@ class Description:
     @property
     def inner(self) -> Any:
         """The decoder without its output layer."""
-        return _module(self.model, self.family.inner)
+        return module_of(self.model, self.family.inner)
 
     @property
     def layers(self) -> Any:
@@ -96,7 +97,7 @@ class Description:
     @property
     def embedding(self) -> Weight:
         """[vocabulary, hidden]."""
-        parameter = getattr(self.inner, self.family.embedding).weight
+        parameter = self._embedded.weight
         weight = self.weight(parameter)
         self.table = parameter, weight
         return weight
@@ -104,7 +105,7 @@ class Description:
     @property
     def embedding_factor(self) -> float:
         """Factor of the embeddings."""
-        scale = getattr(getattr(self.inner, self.family.embedding), "embed_scale", 1.0)  # in the model's number format
+        scale = getattr(self._embedded, "embed_scale", 1.0)  # in the model's number format
         if getattr(self.config, "mup_enabled", False):  # AFMoE's
             scale = self.config.hidden_size**0.5
         return float(scale) * float(getattr(self.inner, "embedding_multiplier", 1.0))
@@ -125,7 +126,11 @@ class Description:
     @property
     def layer_inputs(self) -> LayerInputs | None:
         """Vectors that tokens give to each layer; None if there are none."""
-        return layer_inputs_of(self, getattr(self.inner, self.family.embedding).weight.shape[0])
+        return layer_inputs_of(self, self._embedded.weight.shape[0])
+
+    @property
+    def _embedded(self) -> Any:
+        return module_of(self.inner, self.family.embedding)
 
     @property
     def streams(self) -> Streams | None:
@@ -136,6 +141,14 @@ class Description:
     def final(self) -> Norm | None:
         """The last norm; None where there is neither a norm nor an output layer."""
         return self.norm(getattr(self.inner, self.family.final))
+
+    @property
+    def before_head(self) -> BeforeHead | None:
+        """What the output layer reads the results of; None if it reads the last norm's."""
+        if not self.family.before_head:
+            return None
+        found = getattr(self.model, self.family.before_head)
+        return BeforeHead(self.linear(found.dense), activation_of(found), self.given_norm(found.norm))
 
     @property
     def head(self) -> Linear | None:
@@ -231,7 +244,7 @@ class Description:
         """Describe the attention of a layer; None if it has none."""
         layer = self.layers[index]
         try:
-            found = _module(layer, self.family.attention)
+            found = module_of(layer, self.family.attention)
         except AttributeError:
             return None
         return None if found is self.state_net(index) or found is self._mlp(layer) else found
@@ -347,8 +360,9 @@ class Description:
                 raise UnknownError(name)
         if not len(self.layers):
             raise UnknownError("a decoder without layers")
-        described: list[object] = [self.embedding, self.embedding_norm, self.positions, self.final, self.head]
-        described += [self.layer_inputs, self.streams, *(self.layer(index) for index in range(len(self.layers)))]
+        described: list[object] = [self.embedding, self.embedding_norm, self.positions, self.final]
+        described += [self.before_head, self.head, self.layer_inputs, self.streams]
+        described += [self.layer(index) for index in range(len(self.layers))]
         for name, parameter in self.model.named_parameters():
             if id(parameter) not in self.used:
                 raise UnknownError(name)
@@ -391,14 +405,8 @@ def _family(model: Any) -> Family | None:
 def _class_of(model: Any) -> str:
     """Return the class of a model; for a wrapper, of a decoder with the language model inside."""
     path = language_model(model)
-    name = type(model if path is None else _module(model, path)).__name__
+    name = type(model if path is None else module_of(model, path)).__name__
     return name if path is None or name in FAMILIES else re.sub("(Text)?Model$", "ForCausalLM", name)
-
-
-def _module(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
 
 
 def has_description(model: Any) -> bool:

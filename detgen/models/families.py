@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import reduce
 from typing import Any, NamedTuple
 
 
@@ -9,15 +11,16 @@ class Family(NamedTuple):
     """The traits of a family; names are names of modules.
 
     Attributes:
-        inner: the decoder without its output layer.
+        inner: the decoder without its output layer; here and below, a dot leads into a module inside.
         embedding: embedding of the tokens.
         embedding_norm: norm of the embeddings.
         positions: a table that is added to the embeddings, and the offset of a position in it.
         layers: the layers.
         final: the norm after them.
+        before_head: the module between them, which has `dense`, an activation and `norm`; "" for none.
         head: the output layer.
         logit_factor: the setting that logits are multiplied by, if a model has it.
-        attention: a layer's attention; a dot leads into a module inside.
+        attention: a layer's attention.
         state: the module in its place, or beside it, in layers that keep a state, if a model has such layers.
         qkv: its query, key and value; one name if they are joined.
         gated: whether the query layer also gives gates of the attention's results, each head's after its query.
@@ -50,6 +53,7 @@ class Family(NamedTuple):
     positions: tuple[str, int] | None = None
     layers: str = "layers"
     final: str = "norm"
+    before_head: str = ""
     head: str = "lm_head"
     logit_factor: str = "logit_scale"
     attention: str = "self_attn"
@@ -269,6 +273,19 @@ FAMILIES = {
         norms=("ln_attn input_layernorm", None, "ln_mlp post_attention_layernorm", None),
         parallel="parallel_attn",
     ),
+    "ModernBertDecoderForCausalLM": Family(
+        embedding="embeddings.tok_embeddings",
+        embedding_norm="embeddings.norm",
+        final="final_norm",
+        before_head="lm_head",
+        head="decoder",
+        attention="attn",
+        out="Wo",
+        gate="Wi",
+        up="",
+        down="Wo",
+        norms=("attn_norm", None, "mlp_norm", None),
+    ),
     "PersimmonForCausalLM": Family(
         final="final_layernorm",
         qkv=("query_key_value",),
@@ -314,6 +331,19 @@ FAMILIES = {
 }
 
 
+def module_of(module: Any, path: str) -> Any:
+    """Return the module at a dotted path inside a module.
+
+    Raises:
+        AttributeError: if there is none.
+    """
+    return reduce(getattr, path.split("."), module)
+
+
 def first_of(module: Any, names: str | None) -> Any:
     """Return the first module of these names that a module has; None if it has none."""
-    return next((found for name in (names or "").split() if (found := getattr(module, name, None)) is not None), None)
+    for name in (names or "").split():
+        with suppress(AttributeError):
+            if (found := module_of(module, name)) is not None:
+                return found
+    return None

@@ -73,6 +73,14 @@ class Latent:
     entries: Through
 
 
+class BeforeHead(NamedTuple):
+    """A linear layer, its activation and a norm, between the last norm and the output layer."""
+
+    linear: Linear
+    activation: Activation
+    norm: Norm
+
+
 @dataclass(frozen=True, slots=True)
 class FeedForward:
     """A feed-forward layer.

@@ -73,6 +73,9 @@ class ProgramBuilder:
         self._streams = None if streams is None else StreamsSteps(streams, self._hidden.width, form, keep)
         final, head = described.final, described.head
         self._final = None if final is None else NormParts.of(final, keep)
+        self._before_head = None
+        if (before := described.before_head) is not None:
+            self._before_head = joint([before.linear], form, keep), before.activation, NormParts.of(before.norm, keep)
         self._head = None if head is None else joint([head], form, keep)
         self._embedding: Array | Weight
         if self._head is not None and head is not None and head.weight is embedding and _has(self._head, embedding):
@@ -178,6 +181,16 @@ class ProgramBuilder:
             normed = Buffer("normed", hidden.width)
             program.add(self._final.step("norm", x, Into(normed), wanted=True))
             x = normed
+        if self._before_head is not None:
+            weight, activation, norm = self._before_head
+            read = Buffer("read by the head", weight.outputs)
+            program.add(
+                steps.Linear(
+                    name="before the head", wanted=True, x=x, to=Into(read), weight=weight, activation=activation
+                )
+            )
+            program.add(norm.step("before the head, normed", read, Into(read), wanted=True))
+            x = read
         self._finish(program, x, out, scored)
         return program
 

@@ -261,6 +261,10 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
     "starcoder2": lambda: hf.Starcoder2Config(**{**LLAMA, "intermediate_size": 97}, sliding_window=WINDOW),
     "apertus": lambda: hf.ApertusConfig(**LLAMA, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
     "nanochat": lambda: hf.NanoChatConfig(**LLAMA, final_logit_softcapping=2.0),
+    "modernbert_decoder": lambda: hf.ModernBertDecoderConfig(
+        **{**COMMON, "intermediate_size": 96, "max_position_embeddings": 512, "pad_token_id": 0, "eos_token_id": 0},
+        **{"local_attention": WINDOW, "layer_types": MIXED, "mlp_bias": True},
+    ),
 }
 
 # Families of one row, which take nothing that those above do not take.
