@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from detgen.drafters.ngram import MOST_MATCHED, NgramDrafter
 from detgen.drafters.passes import PassDrafter
-from detgen.drafters.protocol import Draft, Drafter, Drafting
+from detgen.drafters.protocol import Draft, Drafter, Drafting, DraftPlan
 from detgen.drafters.registry import Parts
 from detgen.kernels.pass_cost import attention_area
 
@@ -103,6 +103,7 @@ class AutoDrafter(Drafter):
     """Drafts by whatever promises the most tokens per second, or always by one drafter at its best lengths."""
 
     while_reading = False
+    plans = True
 
     def __init__(self, parts: Parts, name: str = "auto") -> None:
         self.name, self._alone = name, name != "auto"
@@ -135,6 +136,21 @@ class AutoDrafter(Drafter):
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """Draft at most lengths[i] tokens for seqs[i]; the drafter of an empty draft is "none"."""
+        chosen, _ = self._choose(seqs, lengths)
+        return self._drafts(chosen, seqs)
+
+    def plan(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft] | DraftPlan:
+        """See `Drafter.plan`; one that is only tried again drafts for one round."""
+        chosen, best = self._choose(seqs, lengths)
+        if chosen.drafter not in self._models:
+            return self._drafts(chosen, seqs)
+        found = self._models[chosen.drafter].plan(seqs, chosen.counts)
+        if isinstance(found, DraftPlan):
+            return found._replace(nothing=_NOTHING.drafter, rounds=None if best else 1)
+        return [draft if draft.tokens else _NOTHING for draft in found]
+
+    def _choose(self, seqs: Sequence[Drafting], lengths: list[int]) -> tuple[Plan, bool]:
+        """Return the plan to follow in the next round, and whether it is the best."""
         now, keys = self._seconds, sum([len(seq.tokens) for seq in seqs])
         plans, took = [self._plain(len(seqs), keys)], {}
         for way in self._asked():
@@ -154,7 +170,7 @@ class AutoDrafter(Drafter):
             # The best waits only for a round without drafts, which makes several passes if no drafter is asked.
             wait = seconds if way == best.drafter else seconds / self._share
             self._again[way] = now if way == chosen.drafter else now + wait
-        return self._drafts(chosen, seqs)
+        return chosen, chosen is best
 
     def timed(self, steps: float, seconds: float, sequences: int) -> None:
         """Learn from how long a round took, compared with the prediction."""

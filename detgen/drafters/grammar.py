@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from detgen.drafters.none import NoDrafter
-from detgen.drafters.protocol import Draft, Drafter, Drafting
+from detgen.drafters.protocol import Draft, Drafter, Drafting, DraftPlan
 from detgen.drafters.registry import Parts
 
 
@@ -26,6 +26,7 @@ class GrammarDrafter(Drafter):
     def __init__(self, other: Drafter, name: str) -> None:
         self.name, self._other = name, other
         self.draft_tokens, self.while_reading = other.draft_tokens, other.while_reading
+        self.plans = other.plans
         self._forced = False  # whether something was forced in this round
 
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
@@ -36,6 +37,10 @@ class GrammarDrafter(Drafter):
             return self._other.draft(seqs, lengths)
         drafts = self._other.draft(seqs, [0 if own else n for own, n in zip(forced, lengths, strict=True)])
         return [Draft(own, "grammar") if own else draft for own, draft in zip(forced, drafts, strict=True)]
+
+    def plan(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft] | DraftPlan:
+        """Let the other drafter plan: where plans are asked for, no text has a form."""
+        return self._other.plan(seqs, lengths)
 
     def idle(self) -> bool:
         """Return whether the other drafter is idle."""

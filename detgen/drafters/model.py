@@ -20,6 +20,7 @@ class ModelDrafter(PassDrafter):
     """
 
     name = "model"
+    again = 2  # of a draft that was accepted, it has not read the last token
 
     def __init__(self, runner: ModelRunner, vocabulary: int, context: int) -> None:
         super().__init__(runner, vocabulary, context)

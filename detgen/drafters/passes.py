@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from detgen.drafters.protocol import Draft, Drafter, Drafting
+from detgen.drafters.protocol import Draft, Drafter, Drafting, DraftPlan
 from detgen.kernels.input_batch import MOST_ROWS, Window, Windows, fill_passes
 from detgen.kernels.sampling import Choice, choose
 from detgen.program.arrays import Array, stacked
@@ -26,7 +26,13 @@ class PassDrafter(Drafter):
         runner: the passes.
         vocabulary: entries of the target's logits.
         context: most positions of a sequence in these passes.
+
+    Attributes:
+        again: how many of its last tokens the model reads of a sequence that drafted in the round before.
     """
+
+    plans = True
+    again = 1
 
     def __init__(self, runner: ModelRunner, vocabulary: int, context: int) -> None:
         self.runner = runner
@@ -82,6 +88,21 @@ class PassDrafter(Drafter):
             for i, draft in zip(going, found, strict=True):
                 drafts[i] = draft
         return [Draft(draft, self.name) for draft in drafts]
+
+    def plan(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft] | DraftPlan:
+        """See `Drafter.plan`."""
+        counts = [max(min(n, self.room(s)), 0) for s, n in zip(seqs, lengths, strict=True)]
+        reads = [self._reads(seq) for seq, n in zip(seqs, counts, strict=True) if n]
+        rounding, rows = self.runner.rounding, sum(len(read.tokens) for read in reads)
+        if rounding is None or rounding.outputs != self._vocabulary or not 0 < rows <= MOST_ROWS:
+            return self.draft(seqs, lengths)
+        return DraftPlan(
+            *(self.name, self.name, self.runner, counts, reads, self.again, self._context), wrote=self._drafted
+        )
+
+    def _drafted(self, seq: Drafting, draft: list[int]) -> None:
+        """Note what a round of a call has drafted."""
+        self._wrote(self._reads(seq), draft[:-1])
 
     def _foreseeable(self, seqs: list[Drafting], reads: list[Window], choices: list[Choice]) -> bool:
         """Return whether one call can run several passes: only logits decide, or penalties that the call counts."""

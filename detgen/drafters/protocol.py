@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from detgen.kernels.penalties import Growing
 from detgen.kernels.sampling import Choice
+
+if TYPE_CHECKING:
+    from detgen.kernels.input_batch import Window
+    from detgen.runner.model_runner import ModelRunner
 
 
 class Drafting(Protocol):
@@ -60,6 +64,32 @@ class Draft(NamedTuple):
     drafter: str
 
 
+class DraftPlan(NamedTuple):
+    """How a device drafts for sequences in the rounds of a call, before the host has seen what the first one committed.
+
+    Attributes:
+        drafter: the name of the drafter.
+        nothing: the name of the drafter of empty drafts.
+        runner: runs the passes that draft.
+        counts: most tokens that each sequence drafts in a round.
+        reads: what the model reads first, of each sequence that drafts.
+        again: how many of its last tokens it reads of each in later rounds.
+        context: most positions of a sequence in these passes.
+        rounds: most rounds to draft so; None for any number.
+        wrote: called with a sequence and its draft, before what a round committed of it is appended.
+    """
+
+    drafter: str
+    nothing: str
+    runner: ModelRunner
+    counts: list[int]
+    reads: list[Window]
+    again: int
+    context: int
+    wrote: Callable[[Drafting, list[int]], None]
+    rounds: int | None = None
+
+
 class Drafter(ABC):
     """Proposes tokens after the committed ones. Only `name` and `draft` must be defined.
 
@@ -69,16 +99,25 @@ class Drafter(ABC):
         while_reading: whether it also drafts in rounds that read prompts. The time of such a round says nothing about
             the drafts, so a drafter that learns from `timed` should not take part.
         forces: whether it is asked even if it is idle where the text of some sequence must have a form.
+        plans: whether `plan` may return how a device drafts.
     """
 
     name: str
     draft_tokens: int | None = None
     while_reading = True
     forces = False
+    plans = False
 
     @abstractmethod
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """Draft at most lengths[i] tokens for seqs[i]."""
+
+    def plan(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft] | DraftPlan:
+        """Draft as `draft` does, or return how a device may, if no form or penalty decides over any token.
+
+        Asked instead of `draft` where one call can run several rounds.
+        """
+        return self.draft(seqs, lengths)
 
     def idle(self) -> bool:
         """Return whether it drafts nothing in the next round, in which one call may then run several passes."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from detgen.drafters.auto import AutoDrafter
 from detgen.drafters.passes import PassDrafter
-from detgen.drafters.protocol import Draft, Drafter, Drafting
+from detgen.drafters.protocol import Draft, Drafter, Drafting, DraftPlan
 from detgen.drafters.registry import Parts
 from detgen.kernels.decoder import Narrowed
 from detgen.kernels.input_batch import Window
@@ -61,6 +61,10 @@ class SelfDrafter(PassDrafter):
         drafts = super().draft(seqs, lengths)
         self.runner.cost = PassCost()  # of passes that were not the first
         return drafts
+
+    def plan(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft] | DraftPlan:
+        """See `Drafter.plan`; not before the weights have been made."""
+        return super().plan(seqs, lengths) if self.ready else self.draft(seqs, lengths)
 
     def seconds(self, rows: float, chosen: float) -> float:
         """See `PassDrafter.seconds`; before the second draft, estimated from the bytes that a pass reads."""

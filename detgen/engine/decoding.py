@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from detgen.drafters.protocol import Drafter
+from detgen.drafters.protocol import Drafter, DraftPlan
 from detgen.engine.foreseen import Call, foresee
 from detgen.engine.mask_making import MaskMaker
 from detgen.engine.output_processing import OutputProcessor
 from detgen.engine.pass_results import Ran, WantedRows
 from detgen.engine.policy import Policy
 from detgen.engine.reading_ahead import ReadingAhead
+from detgen.engine.rounds_ahead import results, rounds_ahead
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
@@ -41,6 +42,18 @@ class _Drafts(NamedTuple):
     counts: np.ndarray
     tokens: np.ndarray
     drafters: np.ndarray
+
+
+class _Planned(NamedTuple):
+    """How a device drafts in the rounds of a call.
+
+    Attributes:
+        plan: of the slots that draft.
+        counts: int64 [slots that decode], most tokens of each in a round.
+    """
+
+    plan: DraftPlan
+    counts: np.ndarray
 
 
 class Decoding:
@@ -92,15 +105,17 @@ class Decoding:
         scheduler.admit()
         reading = bool(len(live.still_reading()))
         draft_tokens, passes = policy.draft_tokens(live), policy.chain_length(live)
-        scheduler.reserve(max(draft_tokens, passes - 1))
+        rounds = 0 if self.committing.seen else policy.rounds(live)
+        scheduler.reserve(max(rounds * (1 + draft_tokens) - 1, draft_tokens, passes - 1))
         stats.live, stats.peak_live = len(live), max(stats.peak_live, len(live))
 
         slots = live.decoding()
-        drafts = self._draft(slots, draft_tokens)
-        windows = self._windows(slots, drafts)
+        drafts = self._draft(slots, draft_tokens, plans=rounds > 0)
         asked = int(live.verified[slots].sum())
 
-        for ran in self._run(windows, drafts, passes):
+        made = 0
+        for ran in self._run(slots, drafts, rounds if isinstance(drafts, _Planned) else passes):
+            made += 1
             verified = self.committing.verify(ran)
             if verified is not None:
                 self.committing.commit(verified)
@@ -108,11 +123,17 @@ class Decoding:
 
         ended, tokens = self.committing.finish(), stats.tokens - before
         if asked and tokens and not reading and not (ended and drafts is None):
-            self._drafter.timed(tokens / len(slots), time.perf_counter() - started, asked)
+            turns = made if isinstance(drafts, _Planned) else 1
+            seconds = (time.perf_counter() - started) / turns
+            for _ in range(turns):
+                self._drafter.timed(tokens / len(slots) / turns, seconds, asked)
         return ended
 
-    def _draft(self, slots: np.ndarray, most: int) -> _Drafts | None:
-        """Return the drafts of slots that decode, at most `most` tokens each; None if there are none."""
+    def _draft(self, slots: np.ndarray, most: int, *, plans: bool) -> _Drafts | _Planned | None:
+        """Return the drafts of slots that decode, at most `most` tokens each; None if there are none.
+
+        Or how a device drafts them, if `plans` allows that.
+        """
         live = self._scheduler.live
         verified = live.verified[slots]
         asked = slots[verified]
@@ -123,12 +144,17 @@ class Decoding:
         if self._thinking is not None:
             limits = np.minimum(limits, self._thinking.reach(live.length[asked] - 1) - live.length[asked])
         lengths = np.maximum(np.minimum(limits, self._scheduler.room(asked)), 0).tolist()
-        drafts = self._drafter.draft([live[slot] for slot in asked.tolist()], lengths)
+        drafts = (self._drafter.plan if plans else self._drafter.draft)(
+            [live[slot] for slot in asked.tolist()], lengths
+        )
+        counts = np.zeros(len(slots), np.int64)
+        if isinstance(drafts, DraftPlan):
+            counts[verified] = drafts.counts
+            return _Planned(drafts, counts)
         if not any(draft.tokens for draft in drafts):
             return None
         # Whatever a custom drafter returns, there are no pages for more, and nothing is known of other tokens.
         found = [draft._replace(tokens=self._known(draft.tokens[:n])) for draft, n in zip(drafts, lengths, strict=True)]
-        counts = np.zeros(len(slots), np.int64)
         counts[verified] = [len(draft.tokens) for draft in found]
         tokens = np.fromiter(chain.from_iterable(draft.tokens for draft in found), np.int64, int(counts.sum()))
         drafters = np.zeros(len(live.busy), np.int64)
@@ -156,9 +182,15 @@ class Decoding:
             tokens = flat
         return Windows(slots, live.length[slots] - 1, lengths, lengths, tokens, lengths - 1)
 
-    def _run(self, windows: Windows, drafts: _Drafts | None, most: int) -> Iterator[Ran]:
-        """Run the passes of a round: up to `most` in one call, or one by one, each after the last was committed."""
-        live, committing = self._scheduler.live, self.committing
+    def _run(self, slots: np.ndarray, drafts: _Drafts | _Planned | None, most: int) -> Iterator[Ran]:
+        """Run a round of slots that decode: up to `most` passes or rounds in one call, or one pass after the other.
+
+        What is yielded is committed before the next is asked for.
+        """
+        if isinstance(drafts, _Planned):
+            yield from self._rounds(self._windows(slots, None), drafts, most)
+            return
+        live, committing, windows = self._scheduler.live, self.committing, self._windows(slots, drafts)
         if self._policy.may_chain(live, windows) and self._foreseeable(windows, most):
             call = foresee(self._scheduler, windows, most, goes_on=self._policy.undrafted(live))
             choosing = self._windows(call.slots, None)
@@ -177,6 +209,15 @@ class Decoding:
                     choices = committing.chooser(part, made)
                     results = self._target.run(part, broken, scored=committing.plain(part), choices=choices)
                 yield Ran(part, results, broken, drafts and drafts.drafters)
+
+    def _rounds(self, windows: Windows, planned: _Planned, most: int) -> Iterator[Ran]:
+        """Run rounds in one call, in which the device drafts and goes on from what stands."""
+        committing, (plan, counts) = self.committing, planned
+        choices = None if committing.plain(windows) else committing.choices(WantedRows.of(windows))
+        asked = rounds_ahead(self._scheduler, windows, plan, counts, most, choices)
+        found = self._target.rounds(plan.runner, asked)
+        names = committing.log.drafter(plan.drafter), committing.log.drafter(plan.nothing)
+        return results(self._scheduler, asked, plan, found, names)
 
     def _foreseeable(self, windows: Windows, most: int) -> bool:
         """Return whether `most` passes can continue with the choices of these windows before the host has seen them."""

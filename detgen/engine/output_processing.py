@@ -171,6 +171,7 @@ class OutputProcessor:
             read=rows.slots[live.reading[rows.slots] & (committed > 0)],
             drafters=drafters,
             chained=ran.chained,
+            goes_on=ran.goes_on,
         )
 
     def commit(self, verified: Verified) -> None:
@@ -211,7 +212,10 @@ class OutputProcessor:
         done = rows.slots[kept]
         if self._thinking is not None:
             self._thinking.keep(done, live.length[done] - 1)
-        self._scheduler.advance(done, live.length[done] - 1)
+        if verified.goes_on:
+            live.cached[done] = live.length[done] - 1
+        else:
+            self._scheduler.advance(done, live.length[done] - 1)
         for slot in verified.read.tolist():
             self._scheduler.share(slot)
         last = (rows.firsts + committed - 1)[kept]

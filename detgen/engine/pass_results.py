@@ -76,6 +76,7 @@ class Ran:
         broken: rows whose hidden states are not finite.
         drafters: int64 [slots], who drafted; None if there are no drafts.
         chained: whether each row belongs to a pass of its own and read the token that the row before it chose.
+        goes_on: whether later rounds of the same call may have written to the pages behind.
     """
 
     windows: Windows
@@ -83,6 +84,7 @@ class Ran:
     broken: list[int]
     drafters: np.ndarray | None = None
     chained: bool = False
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Verified:
         read: int64 [n], slots that have read their last token and now have the next one.
         drafters: int64 [windows], who drafted: indexes into the log's names.
         chained: see `Ran`.
+        goes_on: likewise.
     """
 
     rows: WantedRows
@@ -116,6 +119,7 @@ class Verified:
     read: np.ndarray
     drafters: np.ndarray
     chained: bool
+    goes_on: bool
 
 
 def token_logprobs(likely: np.ndarray, chosen: Sequence[float] | np.ndarray) -> list[TokenLogprobs]:

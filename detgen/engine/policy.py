@@ -14,6 +14,7 @@ from detgen.engine.running_batch import RunningBatch
 from detgen.kernels.decoder import Chaining
 from detgen.kernels.input_batch import MOST_ROWS, Windows
 from detgen.kernels.pass_cost import PassCost
+from detgen.kernels.rounds import Rounding
 
 # Passes in one call, where there is no drafting; more gain little, and a slot waits for them when its sample ends. A
 # sequence that is alone delays no other, so there are more of them as long as they are over soon.
@@ -38,6 +39,11 @@ class Passes(Protocol):
     @property
     def rewinds(self) -> bool:
         """Whether rows of any number of passes can be rolled back."""
+        ...
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """Runs several rounds in one call; None if that is impossible."""
         ...
 
     @property
@@ -70,6 +76,15 @@ class Policy:
         if len(live) > 1 or (live.watched | live.reading)[live.busy].any():
             return CHAINED
         return int(min(max(_SOON / max(self._passes.cost.predict(1), 1e-9), CHAINED), ALONE))
+
+    def rounds(self, live: RunningBatch) -> int:
+        """Return the maximum number of rounds that one call drafts and verifies; 0 if each is made of calls of its own.
+
+        Prompts, forms and penalties are left to rounds that the host sees by themselves.
+        """
+        odd = live.reading | live.formed | live.adjusted
+        may = self._drafter.plans and self._passes.rounding is not None and not (odd & live.busy).any()
+        return CHAINED if may and self.draft_tokens(live) else 0
 
     def may_chain(self, live: RunningBatch, windows: Windows) -> bool:
         """Return whether a call may run several passes of these windows and, if calls may read, of chunks of prompts.

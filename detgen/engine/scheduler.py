@@ -210,9 +210,12 @@ class Scheduler:
             slots: int64 [n].
             cached: int64 [n].
         """
-        live = self.live
-        live.cached[slots] = cached
-        blocks = _blocks(live.length[slots])
+        self.live.cached[slots] = cached
+        self.trim(slots)
+
+    def trim(self, slots: np.ndarray) -> None:
+        """Give back the pages behind the tokens of slots, int64 [n]."""
+        blocks = _blocks(self.live.length[slots])
         behind = self._pages.held[slots] > blocks
         for slot, kept in zip(slots[behind].tolist(), blocks[behind].tolist(), strict=True):
             self._pages.truncate(slot, kept)

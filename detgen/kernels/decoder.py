@@ -15,6 +15,7 @@ import numpy as np
 from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
+from detgen.kernels.rounds import Rounding
 from detgen.kernels.sampling import Choices
 from detgen.program.arrays import Array
 
@@ -167,6 +168,11 @@ class Decoder(Protocol):
     @property
     def chaining(self) -> Chaining | None:
         """Runs several passes in one call; None where that is impossible now."""
+        ...
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """Runs several rounds in one call; None where that is impossible."""
         ...
 
     def run(

@@ -16,10 +16,11 @@ import numpy as np
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.decoder import Chaining, Decoder
 from detgen.kernels.exchange import Exchange
-from detgen.kernels.input_batch import MOST_ROWS, Ends, InputBatch, Window, Windows, pack
+from detgen.kernels.input_batch import MOST_ROWS, Ends, InputBatch, Window, Windows, fill_passes, pack
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.pass_cost import PassCost, attention_area
 from detgen.kernels.penalties import Growing
+from detgen.kernels.rounds import Pass, Passes, Round, Rounding, Rounds
 from detgen.kernels.sampling import Choice, Choices
 from detgen.program.arrays import Array
 from detgen.runner.kv_cache import KVCache
@@ -89,6 +90,11 @@ class ModelRunner:
     def chaining(self) -> Chaining | None:
         """Runs several passes in one call; None where that cannot be done now."""
         return None if self.thinking is not None else self.decoder.chaining
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """Runs several rounds in one call; None where that cannot be done."""
+        return self.decoder.rounding if self.thinking is None and self.rewinds else None
 
     @property
     def rewinds(self) -> bool:
@@ -239,6 +245,55 @@ class ModelRunner:
         """What each sequence is likely to choose next; arguments as those of `sample`, with its adjustments apart."""
         batch, how = self.pack(windows), replace(Choices.of(choices), adjustments=None, growing=growing)
         return self._chained(batch, lengths, lambda of: of.draft(batch, lengths, how))
+
+    def rounds(self, drafting: ModelRunner, asked: Rounds) -> list[Round]:
+        """Run rounds of drafting and verifying in one call; each sequence goes on from what would be committed of it.
+
+        Args:
+            drafting: runs the passes that draft, in the same pages or over the same cache.
+            asked: the rounds. The pages of each slot must reach to its `room`.
+        """
+        rounding = self.rounding
+        assert rounding is not None, "asked before"
+        started, passes = time.perf_counter(), self._passes(drafting, asked)
+        found = rounding.rounds(drafting.decoder.rounding, asked, passes)
+        drafted = [passes.first, *(asked.turns - 1) * passes.drafting[:1], *asked.turns * passes.drafting[1:]]
+        ran = [(drafting, one) for one in drafted] + [(self, one) for one in asked.turns * passes.verifying]
+        times = np.array([self._seconds(runner, one.batch) for runner, one in ran])
+        times *= (time.perf_counter() - started) / times.sum()
+        for (runner, one), seconds in zip(ran, times.tolist(), strict=True):
+            runner.passes += 1
+            runner.rows += len(one.batch.ids)
+            runner.cost.update(len(one.batch.ids), seconds, float(one.batch.area))
+        return found
+
+    def _seconds(self, runner: ModelRunner, batch: InputBatch) -> float:
+        """Return what a pass of a runner probably takes, or one of this runner if nothing is known of the other."""
+        rows, area = len(batch.ids), float(batch.area)
+        return runner.cost.predict(rows, area, 0) or self.cost.predict(rows, area, 0) or float(rows)
+
+    def _passes(self, drafting: ModelRunner, asked: Rounds) -> Passes:
+        """Pack the passes of rounds."""
+        own, drafted = asked.windows, asked.limits.drafted
+
+        def windows(which: np.ndarray, before: int, rows: np.ndarray, logits: np.ndarray) -> Windows:
+            tokens = np.zeros(int(rows.sum()), np.int64)
+            return Windows(own.slots[which], own.starts[which] - before, rows, logits, tokens, logits - 1)
+
+        which, steps = drafted.nonzero()[0], []
+        first = Pass(drafting.pack(asked.reads), which, 1, 0)
+        for step in range(int(drafted.max())):
+            there = which[drafted[which] > step]
+            ones = np.ones(len(there), np.int64)
+            again = 1 if step else asked.again
+            batch = drafting.pack(windows(there, again - 1, again * ones, ones))
+            steps.append(Pass(batch, there, 2 - again + step, step))
+        verifying: list[Pass] = []
+        which = np.arange(len(own))
+        for part in fill_passes(windows(which, 0, 1 + drafted, 1 + drafted), (), MOST_ROWS):
+            verifying.append(Pass(self.pack(part), which[: len(part)], 1, -1))
+            which = which[len(part) :]
+        return Passes(first, steps, verifying)
 
     def _chained(self, batch: InputBatch, lengths: np.ndarray, call: Callable[[Chaining], _Found]) -> _Found:
         """What a call that runs several passes gives; all that ran are counted."""

@@ -126,6 +126,19 @@ def test_when_a_call_may_make_several_passes() -> None:
     assert not policy(NoDrafter()).may_chain(many, windows_of(many))
 
 
+def test_when_a_call_may_make_several_rounds() -> None:
+    """A device drafts, and nothing but logits and noise decides over tokens."""
+
+    def rounds(*params: dict[str, Any], reading: int = 0, rounding: object = "there", plans: bool = True) -> int:
+        drafter = Busy()
+        drafter.plans = plans
+        return policy(drafter, rounding=rounding).rounds(live_of(*params, reading=reading))
+
+    assert rounds({}, {"temperature": 1.0, "stop": ("x",), "logprobs": 1}, {"deterministic": False}) == CHAINED
+    assert rounds({}, rounding=None) == rounds({}, plans=False) == rounds({}, reading=1) == 0
+    assert rounds({}, {"frequency_penalty": 0.5}) == rounds({"deterministic": False}) == rounds() == 0
+
+
 def test_when_a_call_may_read_prompts() -> None:
     """Where the back end can, nobody drafts meanwhile, and a round has one pass."""
     beside = live_of({}, reading=1)

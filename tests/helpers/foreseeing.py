@@ -4,8 +4,9 @@ without Triton's interpreter. And that of CUDA itself, in the interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from detgen import Engine
 from detgen.engine.sequence import Sequence
 from detgen.kernels.c.c_decoder import CDecoder
+from detgen.kernels.input_batch import InputBatch
 from detgen.kernels.penalties import Adjustment
 from detgen.kernels.triton import triton_decoder
 from detgen.kernels.triton.replaying import Calls
@@ -25,24 +27,34 @@ from detgen.kernels.triton.sampling_kernels import choose_reference
 from detgen.kernels.triton.triton_decoder import TritonDecoder
 from detgen.machine import CPU
 from detgen.program.arrays import Array
+from detgen.program.rows import Rows
 from detgen.runner import preparing
 
 
 class Foreseeing(TritonDecoder):
-    """Calls of several passes are those of CUDA, but for what a pass computes.
+    """Calls of several passes, and of several rounds, are those of CUDA, but for what a pass computes.
 
     Args:
         own: computes it.
+        scratch: see `TritonDecoder`.
     """
 
-    def __init__(self, own: CDecoder) -> None:
-        super().__init__(own._programs, 0, torch.device("cpu"), Calls())
+    def __init__(self, own: CDecoder, scratch: int) -> None:
+        super().__init__(own._programs, scratch, torch.device("cpu"), Calls())
         self.own = own
         self.breaking = own.breaking  # type: ignore[method-assign]
 
-    def _run(self, packed: Any, exchange: Any, tokens: torch.Tensor | None = None) -> Any:
-        if tokens is not None:
-            packed.ids[: len(tokens)] = tokens.numpy()
+    def _run(
+        self, packed: InputBatch, exchange: Any, place: Callable[[Rows], object] | None = None, longest: int = 0
+    ) -> Any:
+        packed = copy(packed)
+        if place is not None:
+            pieces, tables = packed.by_pieces(self._sharing)
+            own = packed.ids, packed.positions, packed.kv_positions, packed.wanted, tables, pieces
+            rows = Rows(*map(np.copy, own), packed.spans)
+            place(Rows(*(None if x is None else torch.from_numpy(x) for x in rows)))
+            packed._rows = rows._replace(pieces=rows.pieces[rows.pieces[:, 2] > 0])
+        self.own._programs.reach(longest)
         found: list[int] = []
         results = torch.from_numpy(np.array(self.own.run(packed, exchange, found)))
         broken = torch.zeros(len(packed.ids), dtype=torch.int8)
@@ -64,8 +76,16 @@ class Entries:
         self.found[seq.request.id, seq.sample] = np.asarray(keys).tobytes(), np.asarray(values).tobytes()
 
 
-def _chosen(logits: torch.Tensor, choices: Any, most: int = 0, lists: Lists | None = None) -> torch.Tensor:
+def _chosen(
+    logits: torch.Tensor,
+    choices: Any,
+    most: int = 0,
+    lists: Lists | None = None,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
     """What kernels would choose, by the functions of a CPU."""
+    if positions is not None:
+        choices = replace(choices, position=positions.numpy().astype(np.uint64))
     if lists is not None:
         parts = [slice(*bound) for bound in lists.bounds.tolist()]
         told = [(lists.ids[part].numpy().astype(np.int64), lists.terms[:, part].numpy()) for part in parts]
@@ -76,8 +96,7 @@ def _chosen(logits: torch.Tensor, choices: Any, most: int = 0, lists: Lists | No
 @contextmanager
 def foreseeing(engine: Engine) -> Iterator[list[int]]:
     """An engine's passes are such inside the block; the numbers that each call brings back, call by call."""
-    own, fetched, waits = engine.canonical.decoder, triton_decoder.fetched, list[int]()
-    assert isinstance(own, CDecoder)
+    fetched, waits, drafting = triton_decoder.fetched, list[int](), (engine._parts.model, engine._parts.own)
 
     def told(x: torch.Tensor) -> torch.Tensor:
         waits.append(len(x))
@@ -86,7 +105,9 @@ def foreseeing(engine: Engine) -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_decoder, "choose_by", _chosen)
         patch.setattr(triton_decoder, "fetched", told)
-        patch.setattr(engine.canonical, "decoder", Foreseeing(own))
+        for runner in (engine.canonical, *(drafter.runner for drafter in drafting if drafter is not None)):
+            assert isinstance(runner.decoder, CDecoder)
+            patch.setattr(runner, "decoder", Foreseeing(runner.decoder, runner.cache.scratch))
         yield waits
 
 

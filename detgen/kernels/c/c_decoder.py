@@ -35,10 +35,12 @@ class CDecoder(ProgramDecoder):
         kept: see `Chaining`.
         stops: see `Chaining`.
         reads: see `Chaining`.
+        rounding: see `Decoder`.
     """
 
     concurrent = stops = True
     reads = False
+    rounding = None
 
     def __init__(self, programs: Programs, fewer: FewerBits | None = None) -> None:
         super().__init__(programs, fewer)

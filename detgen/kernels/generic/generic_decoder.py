@@ -67,6 +67,7 @@ class GenericDecoder:
         kind: see `Decoder`.
         concurrent: likewise; the model's layers hold state during a pass.
         chaining: likewise.
+        rounding: likewise.
         model: as above.
         functions: replaces functions that its forward calls; None where that is not needed.
         census: the census of its operators; None before it is taken.
@@ -74,6 +75,7 @@ class GenericDecoder:
 
     concurrent = False
     chaining = None
+    rounding = None
 
     def __init__(self, model: Any, cache: KVBuffers) -> None:
         self.kind = type(model).__name__

@@ -272,7 +272,13 @@ def choose(logits: torch.Tensor, asked: Asked | None = None, most: int = 0) -> t
     return out if counts is None or not most else torch.cat([out, likely(logits, found, counts, most)], 1)
 
 
-def choose_by(logits: torch.Tensor, choices: Choices | None, most: int = 0, lists: Lists | None = None) -> torch.Tensor:
+def choose_by(
+    logits: torch.Tensor,
+    choices: Choices | None,
+    most: int = 0,
+    lists: Lists | None = None,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Choose tokens as `choose` does, by `choices`.
 
     Args:
@@ -280,9 +286,12 @@ def choose_by(logits: torch.Tensor, choices: Choices | None, most: int = 0, list
         choices: of the rows; None if all take their best logit.
         most: as for `choose`.
         lists: their adjustments, if they are on the device already.
+        positions: int64 [rows], their positions, if only the device knows them.
     """
     with on(logits.device):
         asked = None if choices is None else Asked.of(choices).to(logits.device)
+        if asked is not None and asked.table is not None and positions is not None:
+            asked.table[_TABLE.index("position")] = positions
         return choose(logits, asked if asked is None or lists is None else asked._replace(lists=lists), most)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,9 @@ from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.program_decoder import FewerBits, ProgramDecoder, Programs
+from detgen.kernels.rounds import Pass, Passes, Round, Rounds
 from detgen.kernels.sampling import Choices
+from detgen.kernels.triton.drafted_rounds import Sheet, told
 from detgen.kernels.triton.growing_lists import GrowingLists
 from detgen.kernels.triton.launching import fetched, on, send, sent, versions
 from detgen.kernels.triton.replaying import Replaying
@@ -157,6 +160,7 @@ class TritonDecoder(ProgramDecoder):
         self._shapes: dict[Key, _Shape] = {}
         self._memory = _Memory(self.outputs, device)
         self._runners: dict[tuple[int, int], TritonRunner] = {}
+        self._sharing = max(SHARING // programs.group, 1)  # most tokens of a piece
 
     def over(self, cache: KVBuffers) -> TritonDecoder:
         """See `Decoder`."""
@@ -165,6 +169,11 @@ class TritonDecoder(ProgramDecoder):
 
     @property
     def chaining(self) -> TritonDecoder:
+        """See `Decoder`."""
+        return self
+
+    @property
+    def rounding(self) -> TritonDecoder:
         """See `Decoder`."""
         return self
 
@@ -185,7 +194,7 @@ class TritonDecoder(ProgramDecoder):
                 how = None if choices is None else choices()
                 chosen = [choose_by(logits, how, 0 if how is None else how.most)]
             results = logits if chosen else logits.clone()
-            scores, found = _fetch(chosen, [buffers.broken[: len(batch.ids)]])
+            scores, found, _ = _fetch(chosen, [buffers.broken[: len(batch.ids)]])
             if broken is not None:
                 broken += found.nonzero()[0].tolist()
             return scores if chosen else results
@@ -265,7 +274,7 @@ class TritonDecoder(ProgramDecoder):
                 if len(before) != len(goes):
                     chosen = chosen[sent(torch.from_numpy(np.searchsorted(before, goes)), chosen.device)]
                 passes.append(batch.after(step, goes))
-            buffers = self._run(passes[-1], None, chosen)
+            buffers = self._run(passes[-1], None, partial(_fill_in, chosen))
             if len(there):
                 how, depth = None, step - begins[there]
                 if choices is not None:
@@ -275,18 +284,60 @@ class TritonDecoder(ProgramDecoder):
                 chosen = packed[:, 3].long().clamp_min(0)  # the passes after a row that is not finite are ignored
                 found.append(packed)
             flags.append(buffers.broken[: len(passes[-1].ids)].clone())
-        scores, broken = _fetch(found, flags)
+        scores, broken, _ = _fetch(found, flags)
         asked = np.concatenate([np.isin(np.arange(len(of.ids)), of.wanted[: of.count]) for of in passes])
         return scores._replace(finite=scores.finite & ~broken[asked]), broken[~asked]
 
-    def _run(self, packed: InputBatch, exchange: Exchange | None, tokens: torch.Tensor | None = None) -> _Shape:
-        """Run a pass; return its buffers. `tokens` are the tokens of its rows, if they are on the device already."""
-        if self._outgrown(packed.longest):
+    @torch.inference_mode()
+    def rounds(self, drafting: TritonDecoder, asked: Rounds, passes: Passes) -> list[Round]:
+        """See `Rounding`."""
+        sheet = Sheet(asked, self._device)
+        sheets, found, flags = [], [], []
+        most = 0 if asked.choices is None else asked.choices.most
+        with on(self._device):
+            for turn in range(asked.turns):
+                for one in (passes.drafting[0] if turn else passes.first, *passes.drafting[1:]):
+                    buffers = drafting._placed(one, None if one is passes.first else sheet, asked.longest)
+                    how, positions = sheet.choices(one)
+                    sheet.note(one, choose_by(buffers.results[: one.batch.count], how, positions=positions))
+                sheets.append(sheet.known.clone())
+                for one in passes.verifying:
+                    buffers = self._placed(one, sheet, asked.longest)
+                    how, positions = sheet.choices(one)
+                    found.append(choose_by(buffers.results[: one.batch.count], how, most, positions=positions))
+                    flags.append(buffers.broken[: len(one.batch.ids)].clone())
+                    sheet.judge(one, found[-1], flags[-1])
+            scores, broken, known = _fetch(found, flags, sheets)
+        return told(asked, passes, known, scores, broken)
+
+    def _placed(self, one: Pass, sheet: Sheet | None, longest: int) -> _Shape:
+        """Run a pass of a round, of the rows that a sheet tells, if any; return its buffers."""
+        if sheet is None:
+            return self._run(one.batch, None)
+        return self._run(one.batch, None, lambda rows: sheet.place(one, rows, self._scratch, self._sharing), longest)
+
+    def _run(
+        self,
+        packed: InputBatch,
+        exchange: Exchange | None,
+        place: Callable[[Rows], object] | None = None,
+        longest: int = 0,
+    ) -> _Shape:
+        """Run a pass; return its buffers.
+
+        Args:
+            packed: its rows.
+            exchange: as for `run`.
+            place: fills in what the device alone knows of the rows.
+            longest: number of positions of the longest context that these may have then.
+        """
+        longest = max(longest, packed.longest)
+        if self._outgrown(longest):
             self._runners.clear()
             self._shapes.clear()
         rows, wanted = _rung(len(packed.ids)), _rung(len(packed.wanted))
-        pieces, tables = packed.by_pieces(max(SHARING // self._programs.group, 1))
-        blocks = max(_LEAST_BLOCKS, _above(-(-packed.longest // BLOCK)))
+        pieces, tables = packed.by_pieces(self._sharing)
+        blocks = max(_LEAST_BLOCKS, _above(-(-longest // BLOCK)))
         spans = 0 if packed.spans is None else min(_above(len(packed.spans)), rows)
         key = Key(rows, wanted, min(_above(len(pieces)), rows), blocks, spans)
         if self._memory.reach(key):
@@ -296,8 +347,8 @@ class TritonDecoder(ProgramDecoder):
         if len(self._shapes) > _MOST_SHAPES:
             del self._shapes[next(iter(self._shapes))]
         buffers.fill(packed, self._scratch, pieces, tables)
-        if tokens is not None:
-            buffers.rows.ids[: len(tokens)] = tokens
+        if place is not None:
+            place(buffers.rows)
         looked_into = exchange is not None or self._take is not None or self._broken is not None or self._exact
         if looked_into or rows > _MOST_RECORDED:
             self._compute(buffers, exchange)
@@ -323,12 +374,25 @@ class TritonDecoder(ProgramDecoder):
         )
 
 
-def _fetch(chosen: Sequence[torch.Tensor], broken: Sequence[torch.Tensor]) -> tuple[Scores, np.ndarray]:
-    """Fetch, in one copy, the choices of passes, as from `choose_by`, and which of their rows are broken, bool."""
+def _fill_in(tokens: torch.Tensor, rows: Rows) -> None:
+    """Let the first rows of a pass read these tokens."""
+    rows.ids[: len(tokens)] = tokens
+
+
+def _fetch(
+    chosen: Sequence[torch.Tensor], broken: Sequence[torch.Tensor], sheets: Sequence[torch.Tensor] = ()
+) -> tuple[Scores, np.ndarray, np.ndarray]:
+    """Fetch, in one copy, the choices of passes, as from `choose_by`, which of their rows are broken, bool, and sheets.
+
+    Sheets are int64 [sheets, rows, columns] then; their numbers fit 32 bits.
+    """
     width = chosen[0].shape[1] if chosen else 4
-    told = fetched(torch.cat([*(x.flatten() for x in chosen), *(x.int() for x in broken)])).numpy()
-    packed, flags = np.split(told, [width * sum(map(len, chosen))])
-    return unpack(torch.from_numpy(packed.reshape(-1, width))), flags > 0
+    parts = [*(x.flatten() for x in chosen), *(x.flatten().int() for x in (*broken, *sheets))]
+    packed, flags, known = np.split(
+        fetched(torch.cat(parts)).numpy(), np.cumsum([width * sum(map(len, chosen)), sum(map(len, broken))])
+    )
+    scores = unpack(torch.from_numpy(packed.reshape(-1, width)))
+    return scores, flags > 0, known.astype(np.int64).reshape(len(sheets), *(sheets[0].shape if sheets else (0,)))
 
 
 def _rung(rows: int) -> int:

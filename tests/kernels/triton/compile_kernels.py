@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from detgen.kernels.triton import (
     attend,
     core_linear,
+    drafted_rounds,
     filter_kernels,
     growing_lists,
     launching,
@@ -235,6 +236,9 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [INT, FLOAT, FLOAT, LONG, LONG, LONG, LONG, FLOAT, "i32", "i32"],
         [growing_lists._MANY],
     ),
+    "rounds: place": (drafted_rounds._place, [*[LONG] * 7, *["i32"] * 5], [13, 16]),
+    "rounds: note": (drafted_rounds._note, [INT, "i32", LONG, LONG, LONG, "i32"], [13, 7]),
+    "rounds: judge": (drafted_rounds._judge, [INT, "i32", BYTE, LONG, LONG, LONG], [13, 7, 16]),
     "likely: sections": (
         likely_tokens._of_sections,
         [FLOAT, FLOAT, FLOAT, LONG, LONG, *["i32"] * 5],

@@ -1,0 +1,131 @@
+"""Rounds of drafting and verifying that one call runs before the host has seen the first of them: what goes in and out.
+
+A back end that can do this judges drafts itself, but only in order to go on: callers judge again what they commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from detgen.kernels.input_batch import InputBatch, Windows
+from detgen.kernels.logprobs import Scores
+from detgen.kernels.sampling import Choices
+
+
+class Limits(NamedTuple):
+    """How far sequences go in a call; all arrays are int64 [sequences], lengths are tokens of prompt and completion.
+
+    Attributes:
+        drafted: most tokens that each drafts in a round; 0 for a sequence that only takes part in verifying passes.
+        reach: the length that a draft may not exceed.
+        room: the length for which there are pages; a sequence that outgrows them waits for the next call.
+        end: the length at which it ends.
+        least: the length up to which no token ends it.
+        ending: int64 [sequences, n], tokens that end each; -1 for none.
+    """
+
+    drafted: np.ndarray
+    reach: np.ndarray
+    room: np.ndarray
+    end: np.ndarray
+    least: np.ndarray
+    ending: np.ndarray
+
+
+class Rounds(NamedTuple):
+    """Rounds in which all sequences take part until they end.
+
+    Attributes:
+        turns: number of rounds.
+        windows: the last token of each sequence, in windows of one token.
+        prompts: int64 [sequences], tokens of each prompt.
+        limits: how far they go.
+        reads: what the drafting model reads first, of the sequences that draft, in their order; one row each is wanted.
+        again: how many of its last tokens it reads of each in later rounds.
+        choices: how the next token of each is chosen, later ones likewise at the positions behind it; None if all take
+            their largest logit.
+    """
+
+    turns: int
+    windows: Windows
+    prompts: np.ndarray
+    limits: Limits
+    reads: Windows
+    again: int
+    choices: Choices | None
+
+    @property
+    def longest(self) -> int:
+        """The most positions that a pass of a round may read."""
+        limits, grown = self.limits, self.turns * (1 + self.limits.drafted)
+        return int(np.minimum(np.minimum(limits.room, limits.end), self.windows.starts + 1 + grown).max())
+
+
+class Round(NamedTuple):
+    """What a round gives, of the sequences that had not ended before it.
+
+    Attributes:
+        windows: what its verifying passes read: the last token of each sequence, and its draft.
+        which: int64 [windows], which sequences these are.
+        scores: of all rows.
+        broken: rows with a key of the last layer that is not finite.
+    """
+
+    windows: Windows
+    which: np.ndarray
+    scores: Scores
+    broken: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """A pass of a round, as it is launched in each: windows of as many rows as a sequence may have there.
+
+    Attributes:
+        batch: its rows as of the first round; those behind the first one of each window are placeholders.
+        which: int64 [windows], the sequences.
+        column: which token comes first in a window: 0 for the one before the last, 1 for the last.
+        step: the number of tokens drafted before; -1 for a pass that verifies.
+    """
+
+    batch: InputBatch
+    which: np.ndarray
+    column: int
+    step: int
+
+
+class Passes(NamedTuple):
+    """The passes of a call.
+
+    Attributes:
+        first: what the drafting model reads in the first round.
+        drafting: the passes that draft, step by step; the first one is that of later rounds.
+        verifying: the passes that verify, each of some of the sequences.
+    """
+
+    first: Pass
+    drafting: list[Pass]
+    verifying: list[Pass]
+
+
+class Rounding(Protocol):
+    """Runs rounds in one call, with a model that drafts on the same device.
+
+    Attributes:
+        outputs: entries of a row of logits.
+    """
+
+    outputs: int
+
+    def rounds(self, drafting: Any, asked: Rounds, passes: Passes) -> list[Round]:
+        """Run all rounds; the host waits once.
+
+        Args:
+            drafting: runs the passes that draft, of the same back end.
+            asked: the rounds.
+            passes: their passes.
+        """
+        ...
