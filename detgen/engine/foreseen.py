@@ -1,7 +1,7 @@
 """Plans the passes of a call that run before the host reads the first: which sequences take part, and what they read.
 
-The passes are the ones that rounds of one pass would run, except that no request is admitted in between. Affects only
-speed.
+They have the rows that rounds would have, except that no request is admitted in between, and that a round is one pass
+even where rows for prompts make it longer than others. Affects only speed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from detgen.engine.scheduler import Scheduler
-from detgen.kernels.input_batch import MOST_ROWS, Window, Windows
+from detgen.kernels.input_batch import Window, Windows
 
 _SPARED = 16  # live sequences for each that may have ended before a call is over, where others wait for its slot
 
@@ -40,7 +40,7 @@ def foresee(scheduler: Scheduler, windows: Windows, most: int, *, goes_on: bool)
     A sequence takes part up to its limit and to the end of its pages.
 
     Args:
-        scheduler: has the live sequences; if some read, they are few enough to decode beside chunks in one pass.
+        scheduler: has the live sequences.
         windows: the last tokens of the sequences that decode.
         most: see `Policy.chain_length`.
         goes_on: whether to continue after all prompts have been read.
@@ -56,7 +56,7 @@ def foresee(scheduler: Scheduler, windows: Windows, most: int, *, goes_on: bool)
         lengths = np.minimum(left, scheduler.room(slots) + 1)
         step = len(chunks)
         decoding = int((begins + lengths > step).sum())
-        if step >= most or not (chunk := scheduler.chunks(MOST_ROWS - decoding, decoding, cached)):
+        if step >= most or not (chunk := scheduler.chunks(scheduler.free(decoding), decoding, cached)):
             break
         chunks.append(chunk)
         for window in chunk:

@@ -90,14 +90,14 @@ class Policy:
         """Return whether a call may run several passes of these windows and, if calls may read, of chunks of prompts.
 
         The windows have no drafts. A drafter that is not idle may find a draft after the next token, so each pass is a
-        call of its own then. If decoding leaves few rows for chunks, a round has more than one pass.
+        call of its own then.
         """
         chaining = self._passes.chaining
-        if chaining is None or not len(live) or len(windows.tokens) > len(windows):
+        if chaining is None or not 0 < len(live) <= MOST_ROWS or len(windows.tokens) > len(windows):
             return False
         if len(windows) == len(live):
-            return len(live) <= MOST_ROWS and self.undrafted(live)
-        return chaining.reads and 3 * len(live) <= 2 * MOST_ROWS and not self.draft_tokens(live)
+            return self.undrafted(live)
+        return chaining.reads and not self.draft_tokens(live)
 
     def may_foresee(self, live: RunningBatch, slots: np.ndarray, most: int) -> bool:
         """Return whether the choices of sampled rows can be foreseen for that many passes, and their logits fit."""

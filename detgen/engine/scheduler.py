@@ -256,12 +256,15 @@ class Scheduler:
         Yields:
             The windows of each pass, together at most `MOST_ROWS` tokens.
         """
-        most = MOST_ROWS
         decoding = len(windows.tokens)
-        free = -decoding % most if decoding else most
+        return fill_passes(windows, self.chunks(self.free(decoding), decoding, self.live.cached), MOST_ROWS)
+
+    def free(self, decoding: int) -> int:
+        """Return how many rows there are for chunks in the passes of a round, beside `decoding` others."""
+        free = -decoding % MOST_ROWS if decoding else MOST_ROWS
         while free < decoding / 2:
-            free += most
-        return fill_passes(windows, self.chunks(free, decoding, self.live.cached), most)
+            free += MOST_ROWS
+        return free
 
     def chunks(self, free: int, decoding: int, cached: np.ndarray) -> list[Window]:
         """Return the chunks to read next: half of the tokens for the oldest prompt, the others for the shortest.

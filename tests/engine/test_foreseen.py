@@ -22,11 +22,11 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from detgen import Completion, Engine, Request, SamplingParams
-from detgen.engine import foreseen, policy, scheduler
+from detgen.engine import policy, scheduler
 from detgen.engine.foreseen import Call, foresee
 from detgen.engine.stats import EngineStats
 from detgen.kernels.attention import BLOCK
-from detgen.kernels.input_batch import Windows
+from detgen.kernels.input_batch import Window, Windows
 
 TOKENS = [token for prompt in code(8) for token in prompt.encode()] * 9
 
@@ -96,6 +96,7 @@ def of_states(random_model: Callable[..., Path]) -> Engine:
     tight=st.booleans(),
     broken=st.sampled_from([None, None, 32, 10]),
     keeps=st.sampled_from([False, False, True]),
+    narrow=st.booleans(),
     drafter=st.sampled_from(["none", "none", "none", "ngram"]),
 )
 def test_all_that_is_said_stays(
@@ -108,6 +109,7 @@ def test_all_that_is_said_stays(
     tight: bool,
     broken: int | None,
     keeps: bool,
+    narrow: bool,
     drafter: str,
 ) -> None:
     """Tokens, log-probabilities, rounds, entries: whatever is asked, where memory is short, with what is not finite.
@@ -119,7 +121,12 @@ def test_all_that_is_said_stays(
     engine = (of_states if keeps else engines(drafter="none", batch_size=16)).with_settings(**settings)
     if tight:
         engine = engine.with_settings(kv_memory=11 * BLOCK * engine.canonical.cache.entry_bytes)
-    with nullcontext() if broken is None else engine.canonical.decoder.breaking(broken):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        nullcontext() if broken is None else engine.canonical.decoder.breaking(broken),
+    ):
+        for module in (policy, scheduler) if narrow else ():
+            patch.setattr(module, "MOST_ROWS", 24)
         wanted, one_by_one = run(engine, requests)
         with foreseeing(engine) as waits:
             found, stats = run(engine, requests)
@@ -135,7 +142,7 @@ def test_the_host_waits_once_for_several_passes(
     engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where somebody always reads, and those that end make room for others; once for each pass, it was before."""
-    for module in (foreseen, policy, scheduler):
+    for module in (policy, scheduler):
         monkeypatch.setattr(module, "MOST_ROWS", 64)
     engine = engines(drafter="none", batch_size=16).with_settings(batch_size=16, prefix_cache=False)
     params = [SamplingParams(max_tokens=9 + 5 * i % 32, ignore_eos=True, temperature=i % 2 * 0.7) for i in range(64)]
@@ -164,12 +171,14 @@ def foreseen_of(loop: Loop, most: int, *, goes_on: bool = True) -> Call:
     chunk=st.sampled_from([None, 1, 20]),
     before=st.integers(0, 5),
     most=st.integers(1, 6),
+    rows=st.sampled_from([64, 12, 8]),
 )
-def test_they_are_the_passes_of_rounds(lengths: list[int], chunk: int | None, before: int, most: int) -> None:
-    """The same chunks beside the same rows, in each pass, as far as pages go."""
+def test_they_are_the_passes_of_rounds(
+    lengths: list[int], chunk: int | None, before: int, most: int, rows: int
+) -> None:
+    """The same chunks beside the same rows, in each round, as far as pages go; some take several passes."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (scheduler, foreseen):
-            patch.setattr(module, "MOST_ROWS", 64)
+        patch.setattr(scheduler, "MOST_ROWS", rows)
         loop = Loop(12, pages=200, prefill_chunk=chunk, prefix_cache=False)
         loop.most_drafts = 1
         for i, length in enumerate(lengths):
@@ -179,7 +188,7 @@ def test_they_are_the_passes_of_rounds(lengths: list[int], chunk: int | None, be
         for _ in range(before):
             loop.step()
         live = loop.live
-        call, made = foreseen_of(loop, most), list[Windows]()
+        call, made = foreseen_of(loop, most), list[list[Window]]()
         begins = {w.slot: step for step, windows in enumerate([call.first, *call.later]) for w in windows if w.logits}
         lasts = dict(zip(call.slots.tolist(), (live.length[call.slots] - 1).tolist(), strict=True))
         ends = {slot: begins[slot] + n for slot, n in zip(call.slots.tolist(), call.lengths.tolist(), strict=True)}
@@ -189,7 +198,13 @@ def test_they_are_the_passes_of_rounds(lengths: list[int], chunk: int | None, be
         assert (call.lengths <= loop.scheduler.room(call.slots) + 1).all()
         assume((call.lengths == np.minimum(left, most - at)).all())
         passes = loop.scheduler.passes
-        patch.setattr(loop.scheduler, "passes", lambda w: (made.append(p) or p for p in passes(w)))
+
+        def noted(windows: Windows) -> list[Windows]:
+            found = list(passes(windows))
+            made.append([window for part in found for window in part])
+            return found
+
+        patch.setattr(loop.scheduler, "passes", noted)
         steps = max(1 + len(call.later), *ends.values(), 0) if live else 0
         for step in range(steps):
             chunks = [call.first, *call.later][step] if step <= len(call.later) else Windows.of(())
@@ -198,7 +213,11 @@ def test_they_are_the_passes_of_rounds(lengths: list[int], chunk: int | None, be
             wanted |= {slot: (lasts[slot] + step - begins[slot], 1, 1) for slot in going}
             loop.step()
             assert len(made) == step + 1
-            assert {w.slot: (w.start, len(w.tokens), w.logits) for w in made[-1]} == wanted
+            found: dict[int, tuple[int, int, int]] = {}
+            for w in made[-1]:  # a prompt may be read in several passes of a round
+                start, count, logits = found.get(w.slot, (w.start, 0, 0))
+                found[w.slot] = start, count + len(w.tokens), logits + w.logits
+            assert found == wanted
 
 
 def test_how_far_each_goes() -> None:
