@@ -1,7 +1,7 @@
 """What a run writes: outputs and acceptance log in input order, its store of finished samples, its manifest.
 
-A finished sample goes to the store first; when its turn comes, its lines are written to `outputs.jsonl` and
-`acceptance.jsonl`. Hence a run can be killed at any moment: resuming is finding what is in the store.
+A finished sample goes to the store first; in its turn, its lines are written to `outputs.jsonl` and `acceptance.jsonl`.
+So a run can be killed at any moment: resuming takes the finished samples from the store.
 """
 
 from __future__ import annotations

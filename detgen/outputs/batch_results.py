@@ -1,6 +1,6 @@
-"""Results as the OpenAI batch API writes them: a line for each request, made of its lines of `outputs.jsonl`.
+"""Results in the form of the OpenAI batch API: a line for each request, made from its lines of `outputs.jsonl`.
 
-A function of these lines, the prompts and the profile. Ids are digests, and there are no times.
+They are a function of these lines, the prompts and the profile: ids are digests, and there are no times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from detgen.outputs.manifest import RESULTS
 from detgen.outputs.records import Body, Line, ResponseError, ResultLine
 from detgen.prompts import BadLine
 
-_IMPOSSIBLE = -9999.0  # in place of the logarithm of 0, as the API has it
+_IMPOSSIBLE = -9999.0  # stands for the logarithm of 0, as in the API
 
 _PARTS = ("content", "reasoning_content", "tool_calls")
 _CALL = ("id", "type", "function")
@@ -33,7 +33,7 @@ class Results:
     """Makes the lines of a run's results.
 
     Args:
-        profile: of the run, as its manifest has it.
+        profile: the run's profile, as in its manifest.
     """
 
     def __init__(self, profile: dict[str, Any]) -> None:
@@ -41,14 +41,14 @@ class Results:
         self._fingerprint = f"fp_{fingerprint(profile)}"
 
     def line(self, item: Request | BadLine, lines: list[Line]) -> bytes:
-        """The line of a request.
+        """Return the line of a request.
 
         Args:
-            item: the request, or why there is none.
+            item: the request, or the bad line that took its place.
             lines: its lines of `outputs.jsonl`.
 
         Raises:
-            KeyError, TypeError, ValueError: the lines are not those of a run.
+            KeyError, TypeError, ValueError: if these are not lines of a run.
         """
         digest = hashlib.blake2b(dump(list(map(digested, lines))).encode(), digest_size=16).hexdigest()
         error = next((line["error"] for line in lines if "error" in line), None)
@@ -99,7 +99,7 @@ class Results:
             ]
             logprobs = {"content": entries, "refusal": None}
         parts = {name: line[name] for name in _PARTS if name in line}
-        if called := "tool_calls" in parts:  # the API has no place for what is wrong with them
+        if called := "tool_calls" in parts:  # the API has no place for what is wrong with a call
             parts["tool_calls"] = [{name: call[name] for name in _CALL} for call in parts["tool_calls"]]
         return {
             "index": line["sample"],
@@ -128,16 +128,16 @@ class Results:
 
 
 def result_lines(profile: dict[str, Any], items: Iterable[Request | BadLine], lines: Iterable[Line]) -> Iterator[bytes]:
-    """The lines of a run's results.
+    """Yield the lines of a run's results.
 
     Args:
-        profile: of the run, as its manifest has it.
+        profile: the run's profile, as in its manifest.
         items: its prompts.
-        lines: of its `outputs.jsonl`.
+        lines: lines of its `outputs.jsonl`.
 
     Raises:
-        OutputError: the lines are not those of these prompts.
-        PromptsError: the prompts cannot be read.
+        OutputError: if the lines do not belong to these prompts.
+        PromptsError: if the prompts cannot be read.
     """
     results = Results(profile)
     for item, own in beside(items, lines):
@@ -150,11 +150,11 @@ def result_lines(profile: dict[str, Any], items: Iterable[Request | BadLine], li
 def write_results(
     folder: OutputFolder, manifest: dict[str, Any], sha256: str, items: Iterable[Request | BadLine]
 ) -> dict[str, Any]:
-    """Write `results.jsonl` of a run whose `outputs.jsonl` is complete; whoever reads it finds all of it, or none.
+    """Write `results.jsonl` of a run whose `outputs.jsonl` is complete; readers see all of the file or none of it.
 
     Args:
-        folder: the run's.
-        manifest: the run's.
+        folder: the run's folder.
+        manifest: the run's manifest.
         sha256: digest of `outputs.jsonl`.
         items: the prompts.
 
@@ -162,8 +162,8 @@ def write_results(
         "sha256" and "bytes".
 
     Raises:
-        OutputError: it cannot be written.
-        PromptsError: as `result_lines`.
+        OutputError: if the file cannot be written, or as for `result_lines`.
+        PromptsError: as for `result_lines`.
     """
     folder.check()
     directory = folder.directory
@@ -176,7 +176,7 @@ def write_results(
 
 
 def digested(line: Line) -> Line:
-    """What the ids of results are digests of: lines without the keys that they got later."""
+    """Return the part of a line that result ids are digests of: the line without keys that were introduced later."""
     kept = {name: value for name, value in line.items() if name != "stop_reason"}
     if "logprobs" in line:
         entries = [{name: value for name, value in each.items() if name != "text"} for each in line["logprobs"]]
@@ -192,7 +192,7 @@ def _chat_token(logprob: float | None, text: str | list[int]) -> dict[str, Any]:
 
 
 def _top(entry: dict[str, Any]) -> dict[str, float]:
-    """Log-probabilities of the chosen token and the most likely ones; of equal names the first one counts."""
+    """Return log-probabilities of the chosen and the most likely tokens by name; the first of equal names counts."""
     found: dict[str, float] = {}
     for logprob, text in ((entry["logprob"], entry["text"]), *(each[1:] for each in entry["top"])):
         found.setdefault(_name(Piece.of(text)), _possible(logprob))
@@ -204,12 +204,12 @@ def _possible(logprob: float | None) -> float:
 
 
 def _name(piece: Piece) -> str:
-    """A token as the API calls it where it has no list of bytes."""
+    """Return the name that the API gives a token where it does not list bytes."""
     return piece.text if piece.whole else f"bytes:{piece.text}"
 
 
 def _offsets(pieces: list[Piece]) -> Iterator[int]:
-    """Where each token begins in the text, in characters; one that is part of a character begins where that does."""
+    """Yield the offset of each token in the text, in characters; a token inside a character has that character's."""
     decoder, at = getincrementaldecoder("utf-8")("ignore"), 0
     for piece in pieces:
         yield at

@@ -1,6 +1,6 @@
-"""Files of one folder, reached through its descriptor; durable writes with helpful errors.
+"""Access to the files of one folder through its descriptor; durable writes with helpful errors.
 
-A run notices by the lock of an output folder when it is no longer its own.
+By the lock of an output folder, a run notices that the folder is no longer its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from detgen.failing import limit_reached
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BLOCK = 1 << 20
 
-# O_NONBLOCK, since a pipe that somebody put in the way would have to be waited for.
+# O_NONBLOCK: opening a pipe in place of a file would block.
 _CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -35,7 +35,7 @@ _KINDS = {
 
 
 class NotPlainError(OSError):
-    """Something other than a plain file is in the place of one; it was neither opened nor changed."""
+    """Something other than a plain file has the name of one; it was neither opened nor changed."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_all(file: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data` to a file descriptor, without a buffer that could fail later."""
+    """Write all of `data` to a file descriptor, unbuffered, so that no error comes later."""
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
@@ -71,19 +71,19 @@ def open_plain(name: str | Path, flags: int = os.O_RDONLY, folder: int | None = 
     """Open a plain file; links are not followed, and nothing else is opened.
 
     Args:
-        name: of the file.
-        flags: as `os.open` takes them.
-        folder: descriptor of the folder that the name is in.
+        name: name of the file.
+        flags: flags of `os.open`.
+        folder: descriptor of the folder that contains the file; None: `name` is a path.
 
     Raises:
-        NotPlainError: it is a link, a pipe, a folder, a device or a socket.
-        OSError: it cannot be opened.
+        NotPlainError: if it is a link, a pipe, a folder, a device or a socket.
+        OSError: if it cannot be opened.
     """
     with suppress(FileNotFoundError):
         check_plain(name, folder)
     file = os.open(name, flags | _CAREFUL, 0o666, dir_fd=folder)
     try:
-        _check(name, os.fstat(file))  # it may have been exchanged in between
+        _check(name, os.fstat(file))  # it may have been replaced in between
     except OSError:
         os.close(file)
         raise
@@ -91,7 +91,7 @@ def open_plain(name: str | Path, flags: int = os.O_RDONLY, folder: int | None = 
 
 
 def check_plain(name: str | Path, folder: int | None = None) -> None:
-    """Make sure that a name is that of a plain file; arguments and errors as `open_plain`."""
+    """Check that a name belongs to a plain file; arguments and errors as for `open_plain`."""
     _check(name, os.stat(name, dir_fd=folder, follow_symlinks=False))
 
 
@@ -102,10 +102,10 @@ def _check(name: str | Path, found: os.stat_result) -> None:
 
 
 class Directory:
-    """A folder that stays the same whatever becomes of its name: everything goes through its descriptor.
+    """A folder that is accessed only through its descriptor, so it stays the same one when it is renamed.
 
     Raises:
-        OSError: by every method that opens or changes a file, if it cannot.
+        OSError: by every method that opens or changes a file, on failure.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,26 +117,26 @@ class Directory:
         os.close(self._file)
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """The descriptor of a plain file; raises `NotPlainError` if it is something else."""
+        """Open a plain file and return its descriptor; raises `NotPlainError` if it is something else."""
         return open_plain(name, flags, self._file)
 
     def reader(self, name: str) -> BinaryIO:
-        """A plain file, open for reading."""
+        """Open a plain file for reading."""
         return open(self.open(name), "rb")
 
     def create(self, name: str) -> int:
-        """The descriptor of a new, empty file in the place of a former one, whose content its other names keep."""
+        """Create an empty file and return its descriptor; other hard links of a former file keep its content."""
         self.remove(name)
         return self.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file so that a reader, or a crash, finds either the old content or the new."""
+        """Replace a file atomically: after a crash, too, a reader finds either the old content or the new."""
         with self.draft(name) as file:
             write_all(file, data)
 
     @contextmanager
     def draft(self, name: str) -> Iterator[int]:
-        """The descriptor of what is to take a file's place; it does so, durably, at the end of the block."""
+        """Yield the descriptor of a new file, which durably replaces the named one at the end of the block."""
         file = self.create(f"{name}.tmp")
         try:
             yield file
@@ -146,50 +146,50 @@ class Directory:
         self.replace(f"{name}.tmp", name)
 
     def replace(self, name: str, other: str) -> None:
-        """Give a file another's name, durably."""
+        """Rename a file over another, durably."""
         os.replace(name, other, src_dir_fd=self._file, dst_dir_fd=self._file)
         self.sync()
 
     def remove(self, name: str) -> None:
-        """Delete a plain file, if it is there."""
+        """Delete a plain file, if it exists."""
         with suppress(FileNotFoundError):
             check_plain(name, self._file)
             os.unlink(name, dir_fd=self._file)
 
     def check(self, name: str) -> None:
-        """Make sure that a name is that of a plain file, or of nothing."""
+        """Check that a name belongs to a plain file or to nothing."""
         with suppress(FileNotFoundError):
             check_plain(name, self._file)
 
     def sync(self) -> None:
-        """Make added, replaced and removed file names durable."""
+        """Make additions, replacements and removals of files durable."""
         os.fsync(self._file)
 
     def names(self) -> list[str]:
-        """The names in it."""
+        """Return the names in the folder."""
         return os.listdir(self._file)
 
     def has(self, name: str) -> bool:
-        """Whether there is anything of that name."""
+        """Return whether anything has that name."""
         return self.look(name) is not None
 
     def holds(self, name: str, file: int) -> bool:
-        """Whether the name still belongs to an open file."""
+        """Return whether the name still belongs to an open file."""
         found = self.look(name)
         return found is not None and os.path.samestat(found, os.fstat(file))
 
     def look(self, name: str) -> os.stat_result | None:
-        """What has a name, which is not followed if it is a link; None if nothing has."""
+        """Return the stat of what has a name, without following links; None if there is nothing."""
         with suppress(FileNotFoundError):
             return os.stat(name, dir_fd=self._file, follow_symlinks=False)
         return None
 
     def deleted(self) -> bool:
-        """Whether the folder itself was deleted."""
+        """Return whether the folder itself was deleted."""
         return os.fstat(self._file).st_nlink == 0
 
     def place(self) -> Path | None:
-        """Where it is now; None if it was deleted, or if there is no telling."""
+        """Return the folder's present path; None if it was deleted or the path cannot be found."""
         for path in (self._path, Path(f"/proc/self/fd/{self._file}")):
             with suppress(OSError):
                 found = path if path is self._path else path.readlink()
@@ -199,14 +199,14 @@ class Directory:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> bool:
-    """Make a folder and the folders above it, durably; whether it was not there before.
+    """Make a folder and its parents, durably; return whether it is new.
 
     Args:
-        path: where.
-        mode: who may use it.
+        path: path of the folder.
+        mode: its permissions.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: if it cannot be made.
     """
     try:
         path.mkdir(mode)
@@ -217,7 +217,7 @@ def make_folder(path: Path, mode: int = 0o777) -> bool:
         if not path.is_dir():
             raise
         return False
-    with suppress(PermissionError):  # one may add to a folder that one may not open
+    with suppress(PermissionError):  # a parent may be writable, but not readable
         parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(parent)
@@ -227,10 +227,10 @@ def make_folder(path: Path, mode: int = 0o777) -> bool:
 
 
 def free_folder(path: Path) -> Path:
-    """Make a new folder of that name or, where it is taken, of one like it.
+    """Make a new folder of that name or, if the name is taken, of a similar one.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: if it cannot be made.
     """
     for number in count():
         place = path.with_name(path.name + ("" if not number else "-kept" if number == 1 else f"-kept-{number}"))
@@ -240,7 +240,7 @@ def free_folder(path: Path) -> Path:
 
 
 def digest(file: int) -> str:
-    """SHA-256 of an open file from its beginning; where it is read from or written to stays as it is."""
+    """Return the SHA-256 of an open file from its beginning; the file position does not change."""
     sha256 = hashlib.sha256()
     at = 0
     while block := os.pread(file, _BLOCK, at):
@@ -250,21 +250,21 @@ def digest(file: int) -> str:
 
 
 class FolderLostError(OutputError):
-    """The folder was deleted, or is no longer this run's; nothing more may be changed in it."""
+    """The folder was deleted or belongs to another run now; nothing in it may be changed any more."""
 
 
 class Hold:
-    """A lock, held from its making on.
+    """A lock on a folder, held from the moment it is created.
 
-    A separate file, since not every file system can lock a folder.
+    It is a separate file, since not every file system can lock a folder.
 
     Attributes:
-        path: where the folder is.
+        path: path of the folder.
 
     Raises:
-        BlockingIOError: another run holds it.
-        OutputError: the lock's place is taken.
-        OSError: the folder cannot be locked.
+        BlockingIOError: if another run holds the lock.
+        OutputError: if something other than a plain file has the lock's name.
+        OSError: if the folder cannot be locked.
     """
 
     NAME = ".lock"
@@ -272,7 +272,7 @@ class Hold:
     def __init__(self, directory: Directory, path: Path) -> None:
         self.path = path
         self._directory = directory
-        # Unlocking deletes the file, so the one that was locked may be gone by now: then try again with a new one.
+        # Unlocking deletes the file, so the file that was just locked may be gone: then try again with a new one.
         while True:
             try:
                 self._file = directory.open(self.NAME, os.O_RDWR | os.O_CREAT)
@@ -288,7 +288,7 @@ class Hold:
             os.close(self._file)
 
     def lost(self) -> str | None:
-        """What has become of the folder if it is no longer this run's; None if it is."""
+        """Return what happened to the folder if this run has lost it; None if it has not."""
         if self._directory.holds(self.NAME, self._file):
             return None
         if self._directory.deleted():
@@ -298,9 +298,9 @@ class Hold:
         return f"{self.path / self.NAME} was deleted while the run used it"
 
     def release(self) -> None:
-        """Delete the lock; only while it is held."""
+        """Delete the lock; allowed only while it is held."""
         self._directory.remove(self.NAME)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the lock's file."""
         os.close(self._file)

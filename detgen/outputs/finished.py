@@ -1,4 +1,4 @@
-"""A run that is there: its prompts, and the lines of each prompt."""
+"""Reads a run that exists: its prompts, and the lines of each prompt."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from detgen.outputs.manifest_reading import sampling_params
 from detgen.outputs.records import Line, parse_line
 from detgen.prompts import BadLine, Prompts, open_prompts, spooled_prompts
 
-_LONGEST = 300  # characters of an error that is shown
+_LONGEST = 300  # characters of an error to show
 
 
 def prompts_of(folder: Path, manifest: dict[str, Any], given: str | None) -> Prompts:
-    """The prompts of a run, not yet inspected.
+    """Open the prompts of a run, without inspecting them.
 
     Args:
         folder: the output folder.
-        manifest: the run's.
-        given: where they are now; None is where the manifest says.
+        manifest: the run's manifest.
+        given: where the prompts are now; None for the place in the manifest.
 
     Raises:
-        PromptsError: there are none.
+        PromptsError: if there are none.
     """
     described = manifest["input"]
     if given is None and described["path"] == "-":
@@ -39,27 +39,27 @@ def prompts_of(folder: Path, manifest: dict[str, Any], given: str | None) -> Pro
 
 
 def input_place(folder: Path, manifest: dict[str, Any]) -> str:
-    """Where the manifest says that the prompts of a run are; "-" if they were piped in.
+    """Return the path of a run's prompts by its manifest; "-" if they were piped in.
 
-    A relative path begins where the run did; if nothing is there, in the current folder.
+    A relative path starts at the folder where the run was started or, if nothing is there, at the current folder.
 
     Args:
         folder: the output folder.
-        manifest: the run's.
+        manifest: the run's manifest.
     """
     described = manifest["input"]
     if "folder" in described:
         place = os.path.relpath(os.path.join(os.path.realpath(folder), described["folder"], described["path"]))
-        if os.path.exists(place.partition("?")[0]):  # behind it, options of a dataset
+        if os.path.exists(place.partition("?")[0]):  # options of a dataset may follow
             return place
     return str(described["path"])
 
 
 def items_of(manifest: dict[str, Any], prompts: Prompts) -> Iterator[Request | BadLine]:
-    """The prompts of a run, inspected, with the run's defaults.
+    """Read the prompts of a run, inspected, with the run's defaults.
 
     Raises:
-        PromptsError: they cannot be read.
+        PromptsError: if they cannot be read.
     """
     parameters = manifest["parameters"]
     seed_per_line, echo = (parameters[name] for name in ("seed_per_line", "echo"))
@@ -67,15 +67,15 @@ def items_of(manifest: dict[str, Any], prompts: Prompts) -> Iterator[Request | B
 
 
 def output_lines(file: BinaryIO, path: Path, sha256: str) -> Iterator[Line]:
-    """The lines of `outputs.jsonl` of a finished run.
+    """Yield the lines of `outputs.jsonl` of a finished run.
 
     Args:
-        file: open at its beginning.
-        path: what errors call it.
-        sha256: its digest, as the run has it.
+        file: the file, open at its beginning.
+        path: its name in messages.
+        sha256: its digest, as recorded by the run.
 
     Raises:
-        OutputError: it holds something else, or (behind the last line) is not what the run wrote.
+        OutputError: if a line is not one of a run or, after the last line, if the digest is different.
     """
     digest = hashlib.sha256()
     for number, raw in enumerate(file, 1):
@@ -88,10 +88,10 @@ def output_lines(file: BinaryIO, path: Path, sha256: str) -> Iterator[Line]:
 
 
 def beside(items: Iterable[Request | BadLine], lines: Iterable[Line]) -> Iterator[tuple[Request | BadLine, list[Line]]]:
-    """Each prompt with its lines, by sample.
+    """Yield each prompt with its lines, by sample.
 
     Raises:
-        OutputError: the lines are those of other prompts.
+        OutputError: if the lines belong to other prompts.
     """
     groups = groupby(lines, key=lambda line: line["index"])
     for item in items:
@@ -105,7 +105,7 @@ def beside(items: Iterable[Request | BadLine], lines: Iterable[Line]) -> Iterato
 
 
 def first_errors(outputs: Path, count: int) -> list[str]:
-    """The first `count` errors of `outputs.jsonl`, shortened; nothing if it cannot be read."""
+    """Return the first `count` errors of `outputs.jsonl`, shortened; none if the file cannot be read."""
     with suppress(OSError), open(open_plain(outputs), "rb") as file:
         lines = (parse_line(raw) for raw in file if b'"error":' in raw)
         errors = islice((line["error"] for line in lines if line is not None and "error" in line), count)

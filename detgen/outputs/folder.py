@@ -19,7 +19,7 @@ from detgen.outputs.store import STORE, beside
 _ELSEWHERE = "choose another folder with -o"
 
 OUTPUTS, ACCEPTANCE, SPOOL = "outputs.jsonl", "acceptance.jsonl", "stdin.jsonl"
-ASIDE = "samples-damaged.sqlite3"  # what was found in the place of the store and is not trusted
+ASIDE = "samples-damaged.sqlite3"  # a store that was found damaged and is not trusted
 MANIFEST, _CRASH = "manifest.json", "detgen-error.log"
 _DRAFT_SPOOL, DRAFT_STORE = f"{SPOOL}.tmp", f"{STORE}.tmp"
 _STORES = tuple(file for name in (ASIDE, STORE, DRAFT_STORE) for file in (*beside(name), name))
@@ -31,20 +31,20 @@ _DRAFTS = (_DRAFT_SPOOL, *(f"{name}.tmp" for name in (MANIFEST, RESULTS, _CRASH)
 class OutputFolder:
     """A folder that holds one run, or nothing yet; `with` creates and locks it.
 
-    Its files are reached through its descriptor. A folder that is renamed is still the same one; what another run put
-    in its place is never touched.
+    Its files are accessed through its descriptor: a renamed folder is still the same one, and what another run puts in
+    its place is never touched.
 
     Args:
-        path: where it is to be.
-        say: is told what happens to it.
+        path: path of the folder.
+        say: receives messages about it.
 
     Attributes:
-        path: where it is.
-        directory: its files.
-        latest: the manifest of the run while it goes on.
+        path: present path of the folder.
+        directory: access to its files.
+        latest: the manifest as last written while the run is not finished.
 
     Raises:
-        OutputError: by every method that changes a file, if it cannot.
+        OutputError: by every method that changes a file, on failure.
     """
 
     directory: Directory
@@ -58,29 +58,29 @@ class OutputFolder:
 
     @property
     def outputs(self) -> Path:
-        """Where the output lines are."""
+        """Path of the output lines."""
         return self.path / OUTPUTS
 
     @property
     def acceptance(self) -> Path:
-        """Where the acceptance log is."""
+        """Path of the acceptance log."""
         return self.path / ACCEPTANCE
 
     @property
     def store(self) -> Path:
-        """Where the store of samples is."""
+        """Path of the store of samples."""
         return self.path / STORE
 
     @property
     def spool(self) -> Path:
-        """Where prompts that were piped in are."""
+        """Path of prompts that were piped in."""
         return self.path / SPOOL
 
     def __enter__(self) -> OutputFolder:
         """Create and lock the folder.
 
         Raises:
-            OutputError: it cannot be created, another run is writing to it, or it holds something other than a run.
+            OutputError: if it cannot be created, another run is writing to it, or it holds something other than a run.
         """
         if self.path.exists() and not self.path.is_dir():
             raise OutputError(f"{self.path} is a file, not a folder; {_ELSEWHERE}")
@@ -106,7 +106,7 @@ class OutputFolder:
     def _take(self) -> None:
         while True:
             self._made = make_folder(self.path)
-            with suppress(FileNotFoundError):  # a run that ended may remove the folder in between: then again
+            with suppress(FileNotFoundError):  # a run that is ending may remove the folder meanwhile: then try again
                 self.directory = Directory(self.path)
                 try:
                     self._hold = Hold(self.directory, self.path)
@@ -116,23 +116,23 @@ class OutputFolder:
                     raise
 
     def _release(self) -> None:
-        # Whatever cannot be removed is no obstacle: a lock ends with its process.
+        # A file that cannot be removed does no harm: a lock ends with its process.
         with suppress(OSError):
             if self._hold.lost() is None:
                 self.directory.remove(_DRAFT_SPOOL)
                 self._hold.release()
                 if self._made and self.directory.place() == self.path:
-                    self.path.rmdir()  # fails if there is anything in it
+                    self.path.rmdir()  # fails unless it is empty
         self._hold.close()
         self.directory.close()
 
     def check(self) -> None:
-        """Make sure that the folder is this run's still; to be called before each change of its files.
+        """Check that the folder still belongs to this run; call it before each change of its files.
 
-        A folder that was renamed stays this run's: it goes on there.
+        A renamed folder still belongs to the run, which continues under the new name.
 
         Raises:
-            FolderLostError: it was deleted, or its lock was.
+            FolderLostError: if the folder or its lock was deleted.
         """
         if (lost := self._hold.lost()) is not None:
             raise FolderLostError(lost)
@@ -146,10 +146,10 @@ class OutputFolder:
             self._hold.path = place
 
     def manifest(self) -> dict[str, Any] | None:
-        """The manifest of the run that the folder holds; None if it holds none.
+        """Return the manifest of the run in the folder; None if there is none.
 
         Raises:
-            OutputError: there is a manifest, but not one of detgen's.
+            OutputError: if there is a manifest that is not detgen's.
         """
         place = self.path / MANIFEST
         try:
@@ -170,7 +170,7 @@ class OutputFolder:
             self.directory.write(MANIFEST, data)
 
     def keep_manifest(self) -> None:
-        """Write the manifest of the running run again if it is gone."""
+        """Write the manifest of the running run again if it was deleted."""
         if self.latest and not self.directory.has(MANIFEST):
             self._say(f"{self.path / MANIFEST} was deleted while the run used it; it is written again")
             with writing(self.path / MANIFEST):
@@ -185,11 +185,11 @@ class OutputFolder:
                 self.directory.remove(name)
 
     def drop_former(self, manifest: dict[str, Any], *, piped: bool) -> None:
-        """Delete what an earlier run wrote that no file of this one will replace.
+        """Delete those files of an earlier run that this one will not replace.
 
         Args:
-            manifest: of this one.
-            piped: whether its prompts are those that were piped in.
+            manifest: this run's manifest.
+            piped: whether its prompts were piped in.
         """
         logs = (name for name in _LOGS if name != log_name(manifest))
         self.drop_drafts()
@@ -198,25 +198,25 @@ class OutputFolder:
                 self.directory.remove(name)
 
     def drop_drafts(self) -> None:
-        """Delete what a crash left of files that were to take others' places."""
+        """Delete unfinished replacements of files, which a crash may leave."""
         self.check()
         with writing(self.path):
             for name in _DRAFTS:
                 self.directory.remove(name)
 
     def has_intact(self, name: str, sha256: str) -> bool:
-        """Whether it holds a file of this name and content."""
+        """Return whether the folder has a file of this name and content."""
         with suppress(OSError), self.directory.reader(name) as file:
             return digest(file.fileno()) == sha256
         return False
 
     def check_finished(self, manifest: dict[str, Any]) -> None:
-        """Check that a finished run's files are still what it wrote.
+        """Check that the files of a finished run are unchanged.
 
         Raises:
-            OutputError: they are not.
+            OutputError: if they are not.
         """
-        for name in (n for n in manifest["files"] if n != RESULTS):  # which can be made again from the others
+        for name in (n for n in manifest["files"] if n != RESULTS):  # results can be made again from the others
             reason = None
             try:
                 with self.directory.reader(name) as file:
@@ -230,7 +230,7 @@ class OutputFolder:
                 raise OutputError(f"{self.path / name} {reason}; start over with --overwrite, or {_ELSEWHERE}")
 
     def receive(self, stream: BinaryIO) -> Path | None:
-        """Store a stream until the folder is closed; None if it is empty."""
+        """Store a stream until the folder is closed; return its path, or None if it is empty."""
         with writing(self.path / _DRAFT_SPOOL):
             file = self.directory.create(_DRAFT_SPOOL)
             try:
@@ -245,7 +245,7 @@ class OutputFolder:
         return self.path / _DRAFT_SPOOL if received else None
 
     def keep_received(self) -> Path:
-        """Keep the stored stream as the input of this run."""
+        """Keep the stored stream as the input of this run, and return its path."""
         if self.directory.has(_DRAFT_SPOOL):
             self.check()
             with writing(self.spool):
@@ -253,10 +253,10 @@ class OutputFolder:
         return self.spool
 
     def kept(self) -> Path | None:
-        """The stream that an earlier run stored; None if there is none.
+        """Return the path of the stream that an earlier run stored; None if there is none.
 
         Raises:
-            OutputError: something else is in its place.
+            OutputError: if something else has its name.
         """
         try:
             os.close(self.directory.open(SPOOL))
@@ -267,7 +267,7 @@ class OutputFolder:
         return self.spool
 
     def note_crash(self, text: str) -> Path | None:
-        """Keep the traceback of an internal error; where it is, or None if it cannot be kept."""
+        """Save the traceback of an internal error; return its path, or None if it cannot be saved."""
         with suppress(OSError, OutputError):
             self.check()
             self.directory.write(_CRASH, text.encode("utf-8", "backslashreplace"))
@@ -282,7 +282,7 @@ class OutputFolder:
                 raise OutputError(f"cannot use {self.path}: {error.strerror}; remove it, or {_ELSEWHERE}") from error
         if self.manifest() is not None:
             return
-        early = {Hold.NAME, _CRASH, *_DRAFTS}  # older than the manifest
+        early = {Hold.NAME, _CRASH, *_DRAFTS}  # these may precede the manifest
         foreign = sorted(set(self.directory.names()) - early)
         if foreign:
             names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")

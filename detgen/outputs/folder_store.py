@@ -1,6 +1,6 @@
-"""The store of an output folder while a run uses it: found damaged it is set aside, deleted it is put back.
+"""The store of an output folder in use by a run: a damaged store is set aside, a deleted one is written again.
 
-What is whole in a damaged one is copied to a new one.
+Intact entries of a damaged store are copied to a new one.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from detgen.outputs.store import STORE, Store, beside
 
 _RESUME = "run the same command again to resume"
 
-_Look = tuple[int, int, int, int] | None  # device, inode, size and time of the last change of a file, if it is there
-_STEP = 256  # entries that are read at a time, while none is damaged
-_LEAST = 100  # bytes of an entry, at most
-_MOST = 1 << 28  # entries; a number that is larger is damage, too
+_Look = tuple[int, int, int, int] | None  # device, inode, size and modification time of a file, if it exists
+_STEP = 256  # entries to read at a time, as long as none is damaged
+_LEAST = 100  # an entry takes at least this many bytes
+_MOST = 1 << 28  # limit of entries; a larger number is damage, too
 
 
 class FolderStore(Store):
-    """Opens the store of a folder, and makes it if it is not there.
+    """The store of a folder; opened, and created if it does not exist.
 
-    SQLite opens files by their paths, and a folder may be renamed, deleted or exchanged meanwhile. So the files that
-    belong to the store are known by their inodes, sizes and times, and whatever changes them is noticed.
+    SQLite opens files by their paths, and a folder may be renamed, deleted or replaced meanwhile. So the store's files
+    are identified by inode, size and time, and any change by others is noticed.
 
     Args:
-        folder: locked.
-        say: is told what happens to it.
+        folder: the locked folder.
+        say: receives messages about the store.
 
     Attributes:
-        kept: samples that were there when the run began.
-        whole: whether nothing went wrong with it.
+        kept: number of samples that existed when the run began.
+        whole: whether nothing went wrong with the store.
 
     Raises:
         OutputError: by every method, if the store cannot be used.
@@ -50,7 +50,7 @@ class FolderStore(Store):
         folder.check()
         with writing(folder.store):
             if not self._directory.has(STORE) and self._directory.has(DRAFT_STORE):
-                self._put_in_place()  # a run was killed on the way
+                self._put_in_place()  # a run was killed in between
             self._check_names()
         new = not self._directory.has(STORE)
         try:
@@ -66,32 +66,32 @@ class FolderStore(Store):
         self.begin()
 
     def begin(self) -> None:
-        """Whatever is there by now may be taken."""
+        """Let the run take all entries that exist now."""
         self.until, self.kept = self.last(), self.count()
 
     def failed(self, error: StoreError) -> Exception:
-        """As `Store.failed`: what was whole when it was opened was changed since."""
+        """See `Store.failed`; a store that was intact when it was opened has been changed since."""
         if self._opening:
             return error
         return self.changed() if error.damaged else self._unusable(error)
 
     def changed(self) -> OutputError:
-        """What to raise where it does not hold what it should."""
+        """Return the error for a store that does not hold what it should."""
         self.whole = False
         return OutputError(f"{self._folder.store} was changed while the run used it; {_RESUME}")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """As `Store.writing`."""
+        """See `Store.writing`."""
         with super().writing():
             yield
         self._known = self._look()
 
     def keep(self) -> None:
-        """Put the store back if its files are gone or others have their names.
+        """Write the store again if its files were deleted or replaced.
 
         Raises:
-            OutputError: somebody changed it.
+            OutputError: if its content was changed by others.
         """
         if all(map(self._has, self._opened)):
             if self._look() != self._known:
@@ -106,7 +106,7 @@ class FolderStore(Store):
         self._note_opened()
 
     def rescue(self) -> Path | None:
-        """Where the samples of a lost folder are: there still, or now in a new one, from which the run can be resumed.
+        """Return the folder with the samples of a lost one: itself, or a new one from which the run can be resumed.
 
         None if they could not be kept.
         """
@@ -121,7 +121,7 @@ class FolderStore(Store):
         return None
 
     def close(self) -> None:
-        """Close it; nothing stands beside it then, unless something went wrong."""
+        """Close the store, leaving no other files of SQLite, unless something went wrong."""
         with suppress(OutputError):
             self.checkpoint()
         super().close()
@@ -132,7 +132,7 @@ class FolderStore(Store):
                 self._directory.sync()
 
     def _copy(self, path: Path) -> None:
-        """Write all of it to a new file, durably."""
+        """Copy the whole store to a new file, durably."""
         with self.watched(), closing(sqlite3.connect(path)) as target:
             self.db.backup(target)
         file = os.open(path, os.O_RDONLY)
@@ -164,7 +164,7 @@ class FolderStore(Store):
         return {name: f and (f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns) for name, f in found.items()}
 
     def _note_opened(self) -> None:
-        """Remember the files as SQLite opened them; that of the store must be the one that it found by its path."""
+        """Remember the files that SQLite opened; check that it found the folder's own store under its path."""
         self._known = self._look()
         self._opened = {name: found[:2] for name, found in self._known.items() if found is not None}
         own, here = self._directory.look(STORE), self._folder.store
@@ -176,7 +176,7 @@ class FolderStore(Store):
         return found is not None and (found.st_dev, found.st_ino) == self._opened[name]
 
     def _check_names(self) -> None:
-        """Refuse what is no plain file, and a store that another name would change."""
+        """Refuse anything but plain files, and a store that can be changed under another name."""
         for name in (STORE, *beside(STORE)):
             self._directory.check(name)
         if (found := self._directory.look(STORE)) is not None and found.st_nlink > 1:
@@ -186,7 +186,7 @@ class FolderStore(Store):
             )
 
     def _set_aside(self, reason: str) -> None:
-        """Begin a new store with whatever is whole in the one that is there."""
+        """Start a new store with the intact entries of the present one."""
         found: list[tuple[int, int | None]] = []
         try:
             with writing(self._folder.store):
@@ -211,7 +211,7 @@ class FolderStore(Store):
         write(self._folder.path / DRAFT_STORE)
 
     def _put_in_place(self) -> None:
-        """Give the draft the store's name; what stands beside that name would be taken for the draft's."""
+        """Give the draft the store's name, after removing SQLite's other files of the old store."""
         self._remove_beside()
         self._directory.replace(DRAFT_STORE, STORE)
 
@@ -221,23 +221,23 @@ class FolderStore(Store):
 
 
 def salvage(damaged: Path, into: Path) -> tuple[int, int | None]:
-    """Copy all entries that are whole, by their own digests.
+    """Copy all entries that are intact by their own digests.
 
     Args:
-        damaged: the database, which is read as far as it can be.
-        into: the new one.
+        damaged: the database, which is read as far as possible.
+        into: path of the new database.
 
     Returns:
-        How many there are, and how many are not whole; None if that is unknown.
+        The number of entries copied, and the number lost; None if that is unknown.
 
     Raises:
-        StoreError: the new one cannot be written.
+        StoreError: if the new database cannot be written.
     """
     kept = 0
     with closing(Store(into, lone=True)) as store, closing(sqlite3.connect(damaged, timeout=5)) as db:
         db.text_factory = lambda data: data.decode(errors="replace")
         with suppress(sqlite3.Error):
-            db.execute("PRAGMA writable_schema = ON")  # else SQLite reads nothing of a file that was cut
+            db.execute("PRAGMA writable_schema = ON")  # else SQLite reads nothing of a truncated file
         last, count = (_number(db, f"SELECT {what} FROM entries") for what in ("max(id)", "count(*)"))
         owners = _profiles(db)
         for rows in _rows(db, damaged.stat().st_size // _LEAST if last is None else min(last, _MOST)):
@@ -266,7 +266,7 @@ def _profiles(db: sqlite3.Connection) -> dict[int, tuple[str, str]]:
 
 
 def _rows(db: sqlite3.Connection, last: int) -> Iterator[list[tuple[Any, ...]]]:
-    """The rows up to this one that can be read."""
+    """Yield the readable rows with ids up to `last`."""
     query = (
         "SELECT key, place, profile, tokens, value FROM entries JOIN packed USING (id) WHERE entries.id BETWEEN ? AND ?"
     )

@@ -1,6 +1,6 @@
-"""What two runs differ in, as far as it can change an output.
+"""What can change an output, and so distinguishes two runs.
 
-By the keys of a store's entries later runs find what they need not generate.
+Later runs find samples that they need not generate by the keys of a store's entries.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from detgen.program.operands import ARITHMETIC
 _IRRELEVANT = ("name", "path", "threads")
 _KINDS = ("command: ", "detgen: ", "profile.")
 _SIZE = 32  # bytes of a key
-_DIGEST = 16  # bytes before those of an entry
-_PROMPTING = ("transformers", "tokenizers", "jinja2")  # what turns a prompt into tokens
+_DIGEST = 16  # bytes of the digest before an entry's value
+_PROMPTING = ("transformers", "tokenizers", "jinja2")  # the packages that turn a prompt into tokens
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The differences between two manifests that can change an output, each as "what: old -> new".
+    """Return the differences between two manifests that can change an output, each as "what: old -> new".
 
     A part that `new` does not have yet (the profile, before a model is loaded) is not compared.
     """
@@ -47,14 +47,14 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def differences_in_kind(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Those `differences` after which no sample of the one run is one of the other: command, version and profile."""
+    """Return those `differences` that leave the runs no sample in common: of command, version or profile."""
     return [line for line in differences(old, new) if line.startswith(_KINDS)]
 
 
 def other_arithmetic(manifest: dict[str, Any]) -> str:
-    """By what a run was computed, as a clause, if this version of detgen now computes something else; "" if not."""
+    """Return a clause on a run's arithmetic if this version of detgen now computes with another; "" if not."""
     if manifest["detgen"] != detgen.__version__:
-        return ""  # which says enough; nothing is known of its profile
+        return ""  # the version already says so, and its profile is unknown
     made = manifest["profile"]["arithmetic"].partition(" ")[0]  # without "and torch"
     if made == ARITHMETIC:
         return ""
@@ -62,17 +62,17 @@ def other_arithmetic(manifest: dict[str, Any]) -> str:
 
 
 def profile_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The differences between two engines that can change an output, each as "what: old -> new".
+    """Return the differences between two engines that can change an output, each as "what: old -> new".
 
     Args:
-        old: what is to be equal, such as `detgen` (the version) and `profile`, by name.
-        new: the same of the other one.
+        old: what has to be equal, by name, such as `detgen` (the version) and `profile`.
+        new: the same of the other engine.
     """
     return [line for name in old for line in _compare(name, old[name], new[name])]
 
 
 def fingerprint(profile: dict[str, Any], size: int = 6) -> str:
-    """Digits for so many bytes that change if anything does on which outputs depend besides the request."""
+    """Return a hexadecimal digest of `size` bytes of everything besides the request that outputs depend on."""
 
     def relevant(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -96,9 +96,9 @@ def _compare(name: str, old: object, new: object) -> list[str]:
 
 
 def model_stamp(config: EngineConfig) -> str | None:
-    """A digest that changes if the target, the libraries or the machine do; computed without loading anything.
+    """Return a digest that changes with the target, the libraries or the machine; computed without loading anything.
 
-    None if that is not possible: then the model must be loaded and the profiles compared.
+    None if that is impossible: then the model must be loaded and the profiles compared.
     """
     files: list[tuple[str, int, int]] | str | None
     if config.target is None:
@@ -118,7 +118,7 @@ def model_stamp(config: EngineConfig) -> str | None:
     packages = ["torch", "transformers", "tokenizers", *["bitsandbytes"] * (config.target_quant in ("nf4", "int8"))]
     try:
         versions = [importlib.metadata.version(package) for package in packages]
-    except importlib.metadata.PackageNotFoundError:  # whoever loads the model says it
+    except importlib.metadata.PackageNotFoundError:  # loading the model reports it
         return None
     adapter = () if config.adapter is None else _files(Path(config.adapter))
     asked = (config.device, config.dtype, config.kv_dtype, config.target_quant, config.trust_remote_code)
@@ -136,7 +136,7 @@ def _stats(folder: Path, files: list[Path]) -> list[tuple[str, int, int]]:
 
 
 def _cached(name: str) -> str | None:
-    """Where the hub's cache has a model; the path names the commit."""
+    """Return the path of a model's config in the hub's cache; the path names the commit."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -149,12 +149,12 @@ def _cached(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A sample to be kept.
+    """A sample to store.
 
     Attributes:
         key: see `entry_key`.
-        tokens: its number of tokens.
-        value: its bytes.
+        tokens: number of its tokens.
+        value: the packed sample.
         place: index of its request in the input.
     """
 
@@ -165,53 +165,53 @@ class Entry:
 
 
 def profile_digest(profile: dict[str, Any]) -> str:
-    """Digest of everything on which a sample depends beside the request, the reading of prompts included."""
+    """Return the digest of everything besides the request that a sample depends on, including how prompts are read."""
     versions = [importlib.metadata.version(package) for package in _PROMPTING]
     text = "\n".join((fingerprint(profile, 32), *versions))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def entry_key(profile: str, asked: str, sample: int) -> bytes:
-    """The key of a sample.
+    """Return the key of a sample.
 
     Args:
         profile: `profile_digest`.
-        asked: of `asked_anywhere` or `asked_here`.
+        asked: from `asked_anywhere` or `asked_here`.
         sample: which of the request's samples, from 0.
     """
     return hashlib.blake2b(f"{profile}\n{asked}\n{sample}".encode(), digest_size=_SIZE).digest()
 
 
 def asked_anywhere(request: Request, day: str = "") -> str | None:
-    """What the samples of a request depend on beside the profile; None if they depend on more.
+    """Return what the samples of a request depend on besides the profile; None if they depend on more.
 
     Args:
         request: the request.
-        day: the present one, if the text of a chat has it; a chat's samples are those of a day then.
+        day: the current day if chats are rendered with it; samples of a chat are then those of that day.
     """
     content = content_digest(request)
     return content and content + (day if request.messages is not None else "")
 
 
 def asked_here(request: Request, source: str) -> str:
-    """A request in its place: what is no function of the request, or names its place, is taken again only there.
+    """Return a request together with its place in the input, for samples that are reused only in that place.
 
-    Those are samples of unverified requests, errors of samples, and scores.
+    These are samples of unverified requests, errors of samples, and scores.
 
     Args:
         request: the request.
-        source: what errors call the input.
+        source: name of the input in errors.
     """
     return f"{request.index} {source}:{request.line} {request_digest(request)}"
 
 
 def sound(key: bytes, value: object) -> bytes | None:
-    """The bytes of an entry without their digest; None if it is not the one of key and bytes."""
+    """Return the value of an entry without its digest; None if the digest does not match key and value."""
     if not isinstance(key, bytes) or not isinstance(value, bytes) or digest(key, value[_DIGEST:]) != value[:_DIGEST]:
         return None
     return value[_DIGEST:]
 
 
 def digest(key: bytes, value: bytes) -> bytes:
-    """The digest that stands before the bytes of an entry."""
+    """Return the digest that precedes the value of an entry."""
     return hashlib.blake2b(value, digest_size=_DIGEST, key=key[:64]).digest()

@@ -1,4 +1,4 @@
-"""The JSON lines of a run. Nothing in an output line depends on when or how its tokens were computed."""
+"""Writes the JSON lines of a run. Nothing in an output line depends on when or how its tokens were computed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from detgen.params import GUIDES, PARAMETERS
 from detgen.prompts import BadLine
 
 _CONTENT = ("prompt", "messages", "token_ids", "tools", "chat_template_kwargs", "continue_final_message")
-_OF_CHATS = ("tool_choice",)  # what has no place in the digests of other prompts, which stay what they were before
-_LATER = {"parallel_tool_calls": True}  # what digests have only where it is something else
+_OF_CHATS = ("tool_choice",)  # left out of the digests of other prompts, which stay as they were before
+_LATER = {"parallel_tool_calls": True}  # part of a digest only with another value
 _NO_NUMBER = frozenset(("nan", "inf", "-inf"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def dump(value: object) -> str:
-    """Compact JSON that can be encoded as UTF-8: non-finite numbers become null, lone surrogates are escaped."""
+    """Return compact JSON that UTF-8 can encode: non-finite numbers become null, lone surrogates are escaped."""
     try:
         text = _ENCODER.encode(value)
     except ValueError:
@@ -35,11 +35,11 @@ def dump(value: object) -> str:
 
 
 def output_line(completion: Completion | Score, pieces: Pieces) -> str:
-    """The line of `outputs.jsonl` of a sample, or of a request that could not run (which has sample 0).
+    """Return the line of `outputs.jsonl` of a sample, or of a request that could not run (which has sample 0).
 
     Args:
         completion: the sample.
-        pieces: of the target's tokenizer; used where there are log-probabilities.
+        pieces: pieces of the target's tokenizer; used for log-probabilities.
     """
     request = completion.request
     if completion.error is not None:
@@ -75,9 +75,9 @@ def output_line(completion: Completion | Score, pieces: Pieces) -> str:
 
 
 def _answered(completion: Completion, answer: Answer) -> dict[str, Any]:
-    """The parts of an answer, as the message of the assistant has them in OpenAI's API.
+    """Return the parts of an answer, as in an assistant's message of OpenAI's API.
 
-    The ids of calls have nine letters and digits, as the templates of some models demand.
+    Ids of calls have nine letters or digits, as the templates of some models demand.
     """
     parts: dict[str, Any] = {"content": answer.content}
     if answer.reasoning_content is not None:
@@ -97,7 +97,7 @@ def _answered(completion: Completion, answer: Answer) -> dict[str, Any]:
 
 
 def _score_line(score: Score, pieces: Pieces) -> str:
-    """The line of a score."""
+    """Return the line of a score."""
     request = score.request
     line: dict[str, Any] = {
         **_head(score),
@@ -116,7 +116,7 @@ def _score_line(score: Score, pieces: Pieces) -> str:
 
 
 def scored(score: Score) -> dict[str, Any]:
-    """What the output line of a score repeats of its request, as its line spelled it."""
+    """Return what the output line of a score repeats of its request, as in its input line."""
     request = score.request
     if request.completions is None:
         return {"text": request.prompt} if request.echo else {}
@@ -124,25 +124,25 @@ def scored(score: Score) -> dict[str, Any]:
 
 
 def echoed(request: Request) -> dict[str, Any]:
-    """What the output lines of a request repeat of it, as its line spelled it."""
+    """Return what the output lines of a request repeat of it, as in its input line."""
     given = {"prompt": request.prompt, "messages": request.messages, "prompt_token_ids": request.token_ids}
     return {name: value for name, value in given.items() if value is not None} if request.echo else {}
 
 
 def bad_line(bad: BadLine) -> str:
-    """The line of `outputs.jsonl` of an input line that could not run."""
+    """Return the line of `outputs.jsonl` of an input line that could not run."""
     return _error_line(bad.id, bad.index, 0, bad.error, bad.metadata)
 
 
 def acceptance_lines(completion: Completion) -> str:
-    """The lines of `acceptance.jsonl` of a sample."""
+    """Return the lines of `acceptance.jsonl` of a sample."""
     return log_lines(completion.request.index, completion.sample, completion.records)
 
 
 def log_lines(index: int, sample: int, records: Sequence[TokenRecord]) -> str:
-    """An `AcceptanceLine` for each record of a sample.
+    """Return an `AcceptanceLine` for each record of a sample.
 
-    They are put together here, since each token has one, and `dump` would take several times as long.
+    They are formatted here because there is one per token, and `dump` would take several times as long.
     """
     made = []
     for position, number, token, drafter, drafted, status, logprob, margin in _spelled(records):
@@ -163,10 +163,10 @@ def log_lines(index: int, sample: int, records: Sequence[TokenRecord]) -> str:
 
 
 def _spelled(records: Sequence[TokenRecord]) -> Iterator[tuple[Any, ...]]:
-    """Records with their floats as the shortest decimal numbers that are nearest to the same float32."""
+    """Yield records with each float as the shortest decimal number that rounds to the same float32."""
     if not records:
         return iter(())
-    import numpy as np  # the help of the command line does without it
+    import numpy as np  # the help of the command line does not need it
 
     *columns, logprobs, margins = zip(*records, strict=True)
     floats = (map(str, np.array(values, np.float32)) for values in (logprobs, margins))  # None becomes "nan"
@@ -174,10 +174,10 @@ def _spelled(records: Sequence[TokenRecord]) -> Iterator[tuple[Any, ...]]:
 
 
 def request_digest(request: Request) -> str:
-    """Digest of everything in a request that can change its output lines."""
+    """Return a digest of everything in a request that can change its output lines."""
     asked = {name: getattr(request, name) for name in Request.__slots__} | {"params": dict(request.params)}
     del asked["index"], asked["line"]  # the place in the input
-    del asked["only"]  # what is left of it to run
+    del asked["only"]  # the samples that are left to run
     if request.messages is None:
         for name in _OF_CHATS:
             del asked[name]
@@ -192,7 +192,7 @@ def request_digest(request: Request) -> str:
 
 
 def _guided_by(request: Request) -> dict[str, str]:
-    """The library and the version that decide what fits, where the request says what its text must be."""
+    """Return the library and the version that enforce a form, if the request asks for one."""
     return (
         {"llguidance": version("llguidance")}
         if request.tool_choice not in ("auto", "none") or any(getattr(request.params, name) for name in GUIDES)
@@ -201,15 +201,15 @@ def _guided_by(request: Request) -> dict[str, str]:
 
 
 def content_digest(request: Request) -> str | None:
-    """Digest of what the completions of a request depend on beside the profile, by which later runs find them again.
+    """Return a digest of what completions of a request depend on besides the profile; later runs find them by it.
 
-    That is its prompt and its parameters but `n`: not its id or its place, nor what is copied to its output lines.
-    None if they depend on more, since it is unverified, or if it has none, since it is scored.
+    That is the prompt and the parameters except `n`, but not the id, the place in the input, or what output lines
+    repeat. None if they depend on more (an unverified request), or if there are none (a request to score).
     """
     if isinstance(request, ScoreRequest) or not request.params.deterministic:
         return None
     params = {name: value for name, value in request.params if PARAMETERS[name].changes_text}
-    # Keys stay in their order, since a chat template may print an object as it is.
+    # Keys keep their order, since a chat template may print an object as it is.
     names = _CONTENT if request.messages is None else (*_CONTENT, *_OF_CHATS)
     names = (*names, *(name for name, usual in _LATER.items() if getattr(request, name) != usual))
     asked = [{name: getattr(request, name) for name in names}, params | _guided_by(request)]

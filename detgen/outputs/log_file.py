@@ -1,6 +1,6 @@
 """Files that are written in blocks, from the start, with their digests.
 
-An acceptance log may be compressed; it is read without knowing whether it is.
+An acceptance log may be compressed; readers need not know.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from detgen.prompts.files import zst_blocks
 
 COMPRESSED = ".zst"
 _LEVEL = 3
-_GIVEN_OUT = 4 << 20  # bytes, at a time
+_GIVEN_OUT = 4 << 20  # bytes to yield at a time
 _BLOCK = 1 << 20
 
 
@@ -27,11 +27,11 @@ class DamagedError(ValueError):
 
 
 class TornError(DamagedError):
-    """A compressed file ends in the middle, as that of a run that was killed may."""
+    """A compressed file is incomplete, as after a run that was killed."""
 
 
 def frame_of(data: bytes) -> bytes:
-    """Bytes as a compressed frame with a checksum; frames one behind the other are a file."""
+    """Return bytes as a compressed frame with a checksum; concatenated frames make a file."""
     import zstandard
 
     made: bytes = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(data)
@@ -39,15 +39,15 @@ def frame_of(data: bytes) -> bytes:
 
 
 def contents(file: BinaryIO, name: str, see: Callable[[bytes], None] = lambda data: None) -> Iterator[bytes]:
-    """What a file holds, in blocks; decompressed if its name says that it is compressed.
+    """Yield the content of a file in blocks, decompressed if its name has the ending of compressed files.
 
     Args:
-        file: open for reading.
+        file: the file, open for reading.
         name: its name.
-        see: is given the file's own bytes, all of them if the blocks are read to the end or to the error.
+        see: receives the file's own bytes, all of them if the blocks are read to the end or to the error.
 
     Raises:
-        TornError, DamagedError: it is a compressed file that is not whole; what comes before that was given out.
+        TornError, DamagedError: if a compressed file is incomplete or damaged; everything before that is yielded first.
     """
     source = _Seen(file, see)
     if not name.endswith(COMPRESSED):
@@ -82,26 +82,26 @@ def contents(file: BinaryIO, name: str, see: Callable[[bytes], None] = lambda da
 
 
 class _Seen:
-    """A file whose bytes are shown to somebody on the way."""
+    """A file that passes its bytes on to a function as they are read."""
 
     def __init__(self, file: BinaryIO, see: Callable[[bytes], None]) -> None:
         self._file, self._see = file, see
 
     def read(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         data = self._file.read(size)
         self._see(data)
         return data
 
 
 class DigestedFile:
-    """A file that is written from the start.
+    """A file that is written from the start, with a running digest.
 
     Args:
         file: its descriptor.
 
     Raises:
-        OSError: by every method that writes, if it cannot.
+        OSError: by every method that writes, on failure.
     """
 
     def __init__(self, file: int) -> None:
@@ -111,32 +111,32 @@ class DigestedFile:
         self._size = 0
 
     def write(self, data: bytes) -> None:
-        """Add bytes, which are there after the next `flush`."""
+        """Add bytes; they are in the file after the next `flush`."""
         self._block += data
         if len(self._block) >= _BLOCK:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was added."""
+        """Write the bytes that were added."""
         write_all(self._file, self._block)
         self._sha256.update(self._block)
         self._size += len(self._block)
         self._block.clear()
 
     def described(self) -> dict[str, Any]:
-        """What is written, as a manifest has it: "sha256" and "bytes"."""
+        """Return "sha256" and "bytes" of what is written, as in a manifest."""
         return {"sha256": self._sha256.hexdigest(), "bytes": self._size}
 
 
 class LogFile(DigestedFile):
-    """A file of an output folder, to which lines are added while a run goes on.
+    """A file of an output folder to which lines are added during a run.
 
     Args:
-        folder: the run's.
-        name: of the file.
+        folder: the run's folder.
+        name: name of the file.
 
     Raises:
-        OutputError: by every method that writes, if it cannot.
+        OutputError: by every method that writes, on failure.
     """
 
     def __init__(self, folder: OutputFolder, name: str) -> None:
@@ -150,18 +150,18 @@ class LogFile(DigestedFile):
         return self._folder.path / self.name
 
     def flush(self) -> None:
-        """As `DigestedFile.flush`."""
+        """See `DigestedFile.flush`."""
         with writing(self._path):
             super().flush()
 
     def sync(self) -> dict[str, Any]:
-        """Make what is written durable; it as `described`."""
+        """Make what is written durable, and return it as `described` does."""
         with writing(self._path):
             os.fsync(self._file)
         return self.described()
 
     def damage(self) -> str | None:
-        """What something else did to the file; None if it is as it was written."""
+        """Return what others did to the file; None if it is as it was written."""
         if not self._folder.directory.has(self.name):
             return f"{self._path} was deleted"
         if not self._folder.directory.holds(self.name, self._file):
@@ -171,25 +171,25 @@ class LogFile(DigestedFile):
         return None
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         os.close(self._file)
 
 
 class CompressedLogFile(LogFile):
-    """The same of frames that can be read by themselves. They end by how much they hold, whenever that is written."""
+    """A log file of compressed frames. Where a frame ends depends on its content, not on when it is written."""
 
     def __init__(self, folder: OutputFolder, name: str) -> None:
         super().__init__(folder, name)
         self._plain = bytearray()
 
     def write(self, data: bytes) -> None:
-        """As `DigestedFile.write`; what does not fill a frame is there after the next `sync`."""
+        """See `DigestedFile.write`; bytes that do not fill a frame are in the file after the next `sync`."""
         self._plain += data
         if len(self._plain) >= _BLOCK:
             self._end_frame()
 
     def sync(self) -> dict[str, Any]:
-        """As `LogFile.sync`."""
+        """See `LogFile.sync`."""
         if self._plain:
             self._end_frame()
             self.flush()
@@ -201,5 +201,5 @@ class CompressedLogFile(LogFile):
 
 
 def log_file(folder: OutputFolder, name: str) -> LogFile:
-    """A file of a folder, compressed if its name says so."""
+    """Create a log file in a folder, compressed if its name has the ending of compressed files."""
     return (CompressedLogFile if name.endswith(COMPRESSED) else LogFile)(folder, name)

@@ -1,4 +1,4 @@
-"""What a manifest holds, declared once: the run that writes it and whoever reads it see the same keys and types."""
+"""The keys and types of a manifest, declared once for the run that writes it and everything that reads it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from detgen.params import PARAMETERS
 
 STATUSES = ("running", "interrupted", "finished")
 FILES = ("outputs.jsonl", "acceptance.jsonl")
-LOGS = {"jsonl": FILES[1], "zst": f"{FILES[1]}.zst", "off": None}  # the acceptance log, by its form
-RESULTS = "results.jsonl"  # if they were asked for
+LOGS = {"jsonl": FILES[1], "zst": f"{FILES[1]}.zst", "off": None}  # the file of the acceptance log, by format
+RESULTS = "results.jsonl"  # if results were asked for
 
 _declared = with_config(ConfigDict(extra="forbid", strict=True))
 _open = with_config(ConfigDict(extra="allow", strict=True))
@@ -30,12 +30,12 @@ _Positive = Annotated[int, Field(ge=1, lt=2**63)]
 
 
 def _keyed(name: str, types: dict[str, Any]) -> Any:
-    """A declaration whose keys are named elsewhere."""
+    """Declare a dictionary whose keys are listed elsewhere."""
     return _declared(TypedDict(name, types))  # type: ignore[operator]
 
 
 def _like(pattern: str, needed: str) -> BeforeValidator:
-    """A string of a certain form."""
+    """Return a validator for strings of a certain form."""
 
     def check(value: object) -> object:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
@@ -46,13 +46,13 @@ def _like(pattern: str, needed: str) -> BeforeValidator:
 
 
 def _one_of(names: Iterable[str]) -> BeforeValidator:
-    """One of some strings."""
+    """Return a validator for one of some strings."""
     allowed = tuple(names)
     return _like("|".join(map(re.escape, allowed)), f"one of {', '.join(allowed)}")
 
 
 def _chunks(value: Any) -> Any:
-    """What `speculative_prefill` may be."""
+    """Validate a value of `speculative_prefill`."""
     if value not in ("auto", "off") and (type(value) is not int or value < 1):
         raise PydanticCustomError("needed", "auto, off or a number of chunks of at least 1")
     return value
@@ -69,10 +69,10 @@ _Quant = Annotated[str, _one_of(get_args(QuantName))]
 
 @_declared
 class Input(TypedDict):
-    """What the prompts were."""
+    """The prompts of a run."""
 
-    path: str  # as it was given; "-" if they were piped in
-    folder: NotRequired[str]  # from the output folder to where a relative path begins
+    path: str  # as given; "-" if they were piped in
+    folder: NotRequired[str]  # path from the output folder to where a relative path starts
     format: str
     sha256: str
     prompts: _Count | None
@@ -81,7 +81,7 @@ class Input(TypedDict):
 
 @_declared
 class Settings(TypedDict):
-    """What decides how fast a run is, and no byte."""
+    """Settings that decide the speed of a run and change no output."""
 
     draft: str | None
     drafter: Annotated[str, _one_of(DRAFTERS)]
@@ -97,7 +97,7 @@ class Settings(TypedDict):
 
 @_declared
 class Model(TypedDict):
-    """A model by its files' digest, that of an adapter that was merged into it, and the dtype of the merged weights."""
+    """A model: the digests of its files and of an adapter merged into it, and the dtype of the merged weights."""
 
     name: str
     digest: str
@@ -108,7 +108,7 @@ class Model(TypedDict):
 
 @_declared
 class Cuda(TypedDict):
-    """What compiles kernels for a GPU."""
+    """The tools that compile kernels for a GPU."""
 
     capability: str
     toolkit: str | None
@@ -118,7 +118,7 @@ class Cuda(TypedDict):
 
 @_declared
 class Versions(TypedDict, total=False):
-    """Libraries on whose arithmetic or decisions a bit depends."""
+    """Libraries whose arithmetic or decisions the bits depend on."""
 
     transformers: str
     torch: str
@@ -128,7 +128,7 @@ class Versions(TypedDict, total=False):
 
 @_declared
 class Profile(TypedDict):
-    """Everything that decides the bits of an output beside the request."""
+    """Everything besides the request that decides the bits of an output."""
 
     target: Model
     dtype: str
@@ -171,13 +171,13 @@ class Summary(TypedDict):
 
 @_declared
 class File(TypedDict):
-    """A file that a finished run wrote."""
+    """A file of a finished run."""
 
     sha256: _Digest
     bytes: _Count
 
 
-# Of a run: its defaults, whose ranges `SamplingParams` knows, and what else is the same for all prompts.
+# Parameters of a run: its defaults, whose ranges `SamplingParams` checks, and what else is the same for all prompts.
 _Parameters = _keyed(
     "Parameters",
     dict.fromkeys(PARAMETERS, Any) | {"limit": _Positive | None, "seed_per_line": bool, "echo": bool},
@@ -188,7 +188,7 @@ _ScoreFiles = _keyed("ScoreFiles", {FILES[0]: File})
 
 @_declared
 class ScoreParameters(TypedDict):
-    """What is the same for all prompts that are scored."""
+    """The parameters shared by all prompts that are scored."""
 
     limit: _Positive | None
     echo: bool
@@ -212,7 +212,7 @@ class _Manifest(TypedDict):
 
 @_declared
 class RunManifest(_Manifest):
-    """Of `detgen run`."""
+    """The manifest of `detgen run`."""
 
     parameters: _Parameters  # type: ignore[valid-type]
     acceptance_log: Annotated[str, _one_of(LOGS)]
@@ -221,7 +221,7 @@ class RunManifest(_Manifest):
 
 @_declared
 class ScoreManifest(_Manifest):
-    """Of `detgen score`."""
+    """The manifest of `detgen score`."""
 
     command: Literal["score"]
     parameters: ScoreParameters
@@ -229,7 +229,7 @@ class ScoreManifest(_Manifest):
 
 
 def log_name(manifest: dict[str, Any]) -> str | None:
-    """The file of a run's acceptance log; None if it has none."""
+    """Return the name of a run's acceptance log; None if it has none."""
     return LOGS[manifest.get("acceptance_log", "off")]
 
 
@@ -242,7 +242,7 @@ class _OtherInput(TypedDict):
 
 @_open
 class OtherManifest(TypedDict):
-    """Of another version of detgen, as far as saying so needs."""
+    """The manifest of another version of detgen, as far as an error message needs it."""
 
     detgen: _Version
     status: str

@@ -1,6 +1,6 @@
-"""Reads manifests. One may come from a damaged disk or from a stranger, so nothing of it is used before it is checked.
+"""Reads manifests. They may be damaged or come from a stranger, so each is checked before anything in it is used.
 
-That of another version of detgen is only checked as far as saying so needs.
+A manifest of another version of detgen is checked only as far as reporting the version needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from detgen.prompts.json_text import parse_json
 from detgen.prompts.kinds import kind
 
 _SHOWN = 60  # characters of a wrong value in a message
-_NEEDED = {  # by the type of pydantic's error; {} is what it knows of it
+_NEEDED = {  # by the type of pydantic's error, with its context in {}
     "string_type": "a string",
     "bool_type": "true or false",
     "int_type": "a whole number",
@@ -35,18 +35,18 @@ _NEEDED = {  # by the type of pydantic's error; {} is what it knows of it
 
 
 class _SchemaError(ValueError):
-    """What is wrong with a manifest, and where."""
+    """A manifest is wrong; the message says where."""
 
 
 def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
-    """The manifest that a file holds: a `RunManifest` or a `ScoreManifest`; of another version, an `OtherManifest`.
+    """Return the manifest in a file: a `RunManifest` or `ScoreManifest`, or an `OtherManifest` of another version.
 
     Args:
         data: the file's bytes.
         path: its name in messages.
 
     Raises:
-        OutputError: it is not a manifest of detgen; one line names the file, the key and the reason.
+        OutputError: if it is not a manifest of detgen; one line names the file, the key and the reason.
     """
     try:
         manifest = _decode(data)
@@ -58,10 +58,10 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def sampling_params(parameters: dict[str, Any]) -> SamplingParams:
-    """The defaults of a run from the `parameters` of its manifest.
+    """Return the defaults of a run from the `parameters` of its manifest.
 
     Raises:
-        RequestError: one is out of range.
+        RequestError: if one is out of range.
     """
     return SamplingParams(**{name: parameters[name] for name in PARAMETERS})
 
@@ -76,7 +76,7 @@ def _check(manifest: dict[str, Any]) -> None:
     if not scores:
         try:
             sampling_params(manifest["parameters"])
-        except RequestError as error:  # it begins with the name of the parameter
+        except RequestError as error:  # the message begins with the name of the parameter
             raise _SchemaError(f"parameters.{ascii(str(error))[1:-1][: 3 * _SHOWN]}") from None
     status = manifest["status"]
     for name, needed in {"summary": status != "running", "files": status == "finished"}.items():
@@ -100,7 +100,7 @@ def _validate(declared: type, manifest: dict[str, Any]) -> None:
     try:
         _checked(declared).validate_python(manifest)
     except ValidationError as error:
-        # A string may hold half of a surrogate pair, such as a path that is no UTF-8, and pydantic's cannot.
+        # A string may hold half a surrogate pair, such as a path that is not UTF-8, where pydantic's cannot.
         wrong = [each for each in error.errors(include_url=False) if each["type"] != "string_unicode"]
         if wrong:
             unknown = (each for each in wrong if each["type"] == "extra_forbidden")
@@ -108,7 +108,7 @@ def _validate(declared: type, manifest: dict[str, Any]) -> None:
 
 
 def _in_words(error: ErrorDetails) -> str:
-    """What is wrong; what detgen did not write is shown escaped and cut."""
+    """Return an error in words; what detgen did not write is shown escaped and shortened."""
     place = ""
     for part in error["loc"]:
         if isinstance(part, int):
@@ -125,10 +125,10 @@ def _in_words(error: ErrorDetails) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run.
+    """Read the manifest of a run.
 
     Raises:
-        OutputError: the folder holds no run, or its manifest is not one of this version of detgen.
+        OutputError: if the folder holds no run, or its manifest is not one of this version of detgen.
     """
     path = folder / "manifest.json"
     try:
@@ -147,10 +147,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_manifest_of_texts(folder: Path) -> dict[str, Any]:
-    """The manifest of a run that generated texts; see `read_manifest`.
+    """Read the manifest of a run that generated texts.
 
     Raises:
-        OutputError: or it holds scores.
+        OutputError: as for `read_manifest`, or if the run holds scores.
     """
     manifest = read_manifest(folder)
     if manifest.get("command") == "score":
@@ -159,7 +159,7 @@ def read_manifest_of_texts(folder: Path) -> dict[str, Any]:
 
 
 def _decode(data: bytes) -> dict[str, Any]:
-    """The object that the bytes spell."""
+    """Parse the object in the bytes."""
     try:
         value = parse_json(data.decode())
     except UnicodeDecodeError:

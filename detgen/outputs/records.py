@@ -1,8 +1,8 @@
-"""What a run writes, declared once: a line of outputs, of a score, of an error, of the acceptance log, and a result.
+"""All that a run writes, declared once: lines of outputs, scores, errors and the acceptance log, and results.
 
-The writer builds these objects, in this order of keys; `parse_line` checks them; the report and the audit read them; a
-column of an export is a key that is marked as one; docs/lines.md has their tables. A key is added here and where it is
-filled.
+The writer builds these objects, with their keys in this order; `parse_line` checks them; the report and the audit read
+them; keys that are marked as such are columns of an export; docs/lines.md has their tables. To add a key, declare it
+here and fill it where the line is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import (
 
 from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError, with_config
 from pydantic.fields import FieldInfo
-from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
+from typing_extensions import TypedDict  # pydantic accepts no other before Python 3.12
 
 from detgen.engine.request import TokenRecord
 
@@ -37,8 +37,8 @@ class Column:
     """Marks a key that is a column of an export.
 
     Attributes:
-        place: among the columns.
-        type: of its values, as Arrow calls it; [type] is a list of them.
+        place: position among the columns.
+        type: Arrow's name of the type of its values; [type] is a list of them.
     """
 
     place: int
@@ -51,8 +51,8 @@ _T = TypeVar("_T")
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Place = Annotated[int, Field(ge=0, le=2**62)]
 _Byte = Annotated[int, Field(ge=0, lt=256)]
-_Text = str | list[_Byte]  # of a token: a list where its bytes are no whole characters
-_Pair = Annotated[tuple[_Count, _T], Strict(False)]  # a list, as JSON has it
+_Text = str | list[_Byte]  # text of a token: a list if its bytes are not whole characters
+_Pair = Annotated[tuple[_Count, _T], Strict(False)]  # a list in JSON
 _Metadata = Annotated[dict[str, Any], Column(10, "string"), Field(description="the line's other keys, if it has any")]
 
 _Triple = Annotated[tuple[_Count, float | None, _Text], Strict(False)]
@@ -60,7 +60,7 @@ _Triple = Annotated[tuple[_Count, float | None, _Text], Strict(False)]
 
 @_declared
 class Head(TypedDict):
-    """Whose a line is."""
+    """Which sample a line belongs to."""
 
     id: Annotated[str | int, Column(0, "string"), Field(description="the prompt's `id`, else its line number")]
     index: Annotated[_Place, Column(1, "int64"), Field(description="place of the prompt in the input, from 0")]
@@ -90,7 +90,7 @@ class TokenEntry(TypedDict):
 
 @_declared
 class CalledFunction(TypedDict):
-    """What a call calls."""
+    """The function of a call."""
 
     name: str
     arguments: str
@@ -98,7 +98,7 @@ class CalledFunction(TypedDict):
 
 @_declared
 class Call(TypedDict):
-    """A call of a tool, as OpenAI's API has it, and what is wrong with it, if anything is."""
+    """A call of a tool, as in OpenAI's API, and what is wrong with it, if anything."""
 
     id: str
     type: Literal["function"]
@@ -173,7 +173,7 @@ class ScoredToken(TypedDict):
 
 @_declared
 class ScoreLine(Head, Echo):
-    """A line of `outputs.jsonl` of `detgen score`: a completion, or a text as a whole."""
+    """A line of `outputs.jsonl` of `detgen score`: a completion, or a whole text."""
 
     completion: NotRequired[Annotated[str | list[_Count], Field(description="with `--echo`: the completion")]]
     text: NotRequired[Annotated[str, Field(description="with `--echo`: a text that is scored as a whole")]]
@@ -186,13 +186,13 @@ class ScoreLine(Head, Echo):
     metadata: NotRequired[_Metadata]
 
 
-# What a line of the acceptance log leaves out, since each token has one: the keys, and what it then means.
+# Keys that a line of the acceptance log may omit, to save space for each token, and what omitting them means.
 LEFT_OUT: dict[str, Any] = {"token": None, "drafter": "none", "drafted": None, "logprob": None, "margin": None}
 
 
 def _log_keys() -> dict[str, Any]:
     found = get_type_hints(Head, include_extras=True) | get_type_hints(TokenRecord, include_extras=True)
-    del found["id"]  # the line of outputs.jsonl has it
+    del found["id"]  # it is in the line of outputs.jsonl
     for name in LEFT_OUT:
         type_, *marks = get_args(found[name])
         (type_,) = (each for each in get_args(type_) or (type_,) if each is not NoneType)
@@ -205,10 +205,10 @@ AcceptanceLine = _declared(TypedDict("AcceptanceLine", _log_keys()))  # type: ig
 
 
 def log_entry(line: dict[str, Any]) -> dict[str, Any]:
-    """What a line of the acceptance log says: an index, a sample, and the fields of a `TokenRecord`.
+    """Return the content of a line of the acceptance log: an index, a sample, and the fields of a `TokenRecord`.
 
     Args:
-        line: spells one, or something that no run writes, which is left as it is.
+        line: the line; values that no run writes are kept.
     """
     found = {**LEFT_OUT, **line}
     if found["drafted"] is None and found.get("status") == "accepted":
@@ -227,7 +227,7 @@ class ResultError(TypedDict):
 
 
 class ResponseError(TypedDict):
-    """The body of a response that is an error."""
+    """The body of an error response."""
 
     message: str
     type: str
@@ -236,7 +236,7 @@ class ResponseError(TypedDict):
 
 
 class Usage(TypedDict):
-    """How many tokens a request took."""
+    """The token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -244,7 +244,7 @@ class Usage(TypedDict):
 
 
 class Body(TypedDict):
-    """The body of a response: a chat completion or a completion, as the OpenAI API has it."""
+    """The body of a response: a chat completion or a completion, as in the OpenAI API."""
 
     id: str
     object: str
@@ -256,7 +256,7 @@ class Body(TypedDict):
 
 
 class Response(TypedDict):
-    """What a request was answered."""
+    """The response to a request."""
 
     status_code: int
     request_id: str
@@ -264,7 +264,7 @@ class Response(TypedDict):
 
 
 class ResultLine(TypedDict):
-    """A line of `results.jsonl`: a request, as the OpenAI batch API answers it."""
+    """A line of `results.jsonl`: a request and its response, as in the OpenAI batch API."""
 
     id: str
     custom_id: str
@@ -272,27 +272,27 @@ class ResultLine(TypedDict):
     error: ResultError | None
 
 
-Line = dict[str, Any]  # of `outputs.jsonl`: a TextLine, ErrorLine or ScoreLine
+Line = dict[str, Any]  # a line of `outputs.jsonl`: a TextLine, ErrorLine or ScoreLine
 
 
 def parse_line(raw: bytes) -> Line | None:
-    """The line of `outputs.jsonl` that bytes spell; None if it is none that detgen writes."""
+    """Parse a line of `outputs.jsonl`; None if it is not one that detgen writes."""
     try:
-        found = json.loads(raw.decode())  # of bytes it would guess the encoding
+        found = json.loads(raw.decode())  # given bytes, it would guess the encoding
     except (ValueError, RecursionError):
         return None
     return found if is_line(found) else None
 
 
 def is_line(found: object) -> TypeGuard[Line]:
-    """Whether an object is a line of `outputs.jsonl`."""
+    """Return whether an object is a line of `outputs.jsonl`."""
     if not isinstance(found, dict):
         return False
     return _is(ErrorLine if "error" in found else ScoreLine if "is_greedy" in found else TextLine, found)
 
 
 def is_acceptance(raw: bytes) -> bool:
-    """Whether bytes spell a line of the acceptance log."""
+    """Return whether bytes are a line of the acceptance log."""
     try:
         return _is(AcceptanceLine, json.loads(raw.decode()))
     except (ValueError, RecursionError):
@@ -303,7 +303,7 @@ def _is(kind: type, found: object) -> bool:
     try:
         _checked(kind).validate_python(found)
     except ValidationError as error:
-        # A string may hold half of a surrogate pair, which JSON can spell and pydantic cannot.
+        # A string may hold half a surrogate pair, which JSON can write and pydantic rejects.
         return all(each["type"] == "string_unicode" for each in error.errors(include_url=False))
     except RecursionError:
         return False
@@ -316,10 +316,10 @@ def _checked(kind: type) -> TypeAdapter[Any]:
 
 
 def in_order(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Keys and values of a line in the order of its declaration.
+    """Return keys and values of a line in the order of its declaration.
 
     Raises:
-        KeyError: one of the keys is not declared.
+        KeyError: if one of the keys is not declared.
     """
     found = {name: values[name] for name in _names(kind) if name in values}
     if len(found) < len(values):
@@ -333,7 +333,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 class Key(NamedTuple):
-    """A key of a declaration: the type of its values, what they are, and whether it is a column of an export."""
+    """A key of a declaration: the type of its values, a description, and its column in an export, if it is one."""
 
     type: Any
     text: str
@@ -341,7 +341,7 @@ class Key(NamedTuple):
 
 
 def keys_of(kind: type) -> dict[str, Key]:
-    """The keys of one of the declarations, in order."""
+    """Return the keys of one of the declarations, in order."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if get_origin(hint) is NotRequired:
@@ -353,7 +353,7 @@ def keys_of(kind: type) -> dict[str, Key]:
 
 
 def columns() -> dict[str, str | list[str]]:
-    """The columns of an export and the types of their values, in order."""
+    """Return the columns of an export with the types of their values, in order."""
     keys = keys_of(TextLine) | keys_of(ErrorLine)
     marked = {name: key.column for name, key in keys.items() if key.column is not None}
     return {name: column.type for name, column in sorted(marked.items(), key=lambda each: each[1].place)}

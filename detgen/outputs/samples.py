@@ -1,8 +1,8 @@
-"""Where a run takes finished samples from, and keeps them: the store of its folder and, if asked for, a shared one.
+"""Where a run looks for finished samples and stores them: its folder's store and, if asked for, a shared one.
 
-A sample is kept as bytes: all that its lines need beside what they repeat of the request.
+A sample is stored as bytes: all that its lines need, except what they repeat of the request.
 
-Whoever only looks at a run that has stopped finds its samples in a copy of its store: the folder stays as it is.
+To inspect a stopped run without changing its folder, `KeptSamples` reads its samples from a copy of its store.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from detgen.outputs.identity import Entry, asked_anywhere, asked_here, entry_key
 from detgen.outputs.shared_store import SharedStore
 from detgen.outputs.store import STORE, Store, beside
 
-_LEVEL = 1  # of compression: a third of the size, in less time than it takes to write the rest
-_GIVEN = ("request", "sample", "drafts")  # known to whoever unpacks, or a function of the records
-_WHOLE = TokenRecord._fields[:-2]  # columns of a record; the last two are floats
-_NONE = math.nan  # no line has another, since it would be null, too
+_LEVEL = 1  # of compression: a third of the size, in less time than writing the rest would take
+_GIVEN = ("request", "sample", "drafts")  # known when unpacking, or a function of the records
+_WHOLE = TokenRecord._fields[:-2]  # columns of a record except the last two, which are floats
+_NONE = math.nan  # no line has another NaN, since it would be null, too
 
 _MALFORMED = (ValueError, TypeError, AttributeError, struct.error, zlib.error, RecursionError)
 Sample = Completion | Score
-_BATCH = 256  # samples that wait for the shared store
-_MANY, _MOST_BYTES = 1000, 1 << 20  # that wait for the folder's
+_BATCH = 256  # samples that may wait for the shared store
+_MANY, _MOST_BYTES = 1000, 1 << 20  # samples, or bytes, that may wait for the folder's store
 
 
 def pack(sample: Completion | Score) -> bytes:
-    """A sample, which may have ended with an error of its own."""
+    """Pack a sample, which may have ended with an error of its own."""
     values = {
         each.name: value
         for each in fields(sample)
@@ -59,7 +59,7 @@ def pack(sample: Completion | Score) -> bytes:
             values["thoughts"] = [(thought.first, thought.text) for thought in sample.thoughts]
         if sample.records:
             *whole, logprobs, margins = zip(*sample.records, strict=True)
-            values["records"] = whole  # by columns, which are alike
+            values["records"] = whole  # by columns, whose values are similar
             floats = [_NONE if value is None else value for value in (*logprobs, *margins)]
     elif sample.logprobs:
         floats = [*values.pop("logprobs")]
@@ -68,9 +68,9 @@ def pack(sample: Completion | Score) -> bytes:
 
 
 def unpacked(data: bytes, request: Request, sample: int) -> Completion | Score | None:
-    """The sample as one of a request's; its thoughts are without tokens, which no line has.
+    """Unpack a sample of a request; its thoughts have no tokens, since no line has them.
 
-    None if the bytes are none of such a sample: their digest may be right and a stranger's.
+    None if the bytes are not such a sample: their digest may be right even in a stranger's store.
     """
     try:
         return _unpacked(data, request, sample)
@@ -101,7 +101,7 @@ def _unpacked(data: bytes, request: Request, sample: int) -> Completion | Score:
 
 
 def counts_of(records: Sequence[TokenRecord]) -> DraftCounts:
-    """The counts of a sample's records, drafters in the order in which they came, as the engine counts them."""
+    """Return draft counts from a sample's records, as the engine counts, with drafters in order of appearance."""
     counts, latest = DraftCounts(), None
     for record in records:
         counts[record.drafter].rounds += record.round != latest
@@ -114,9 +114,9 @@ def counts_of(records: Sequence[TokenRecord]) -> DraftCounts:
 
 
 def _planes(data: bytes, step: int = 8) -> bytes:
-    """Bytes of numbers, first bytes first; with the number of numbers as the step, the numbers again.
+    """Reorder bytes of numbers: first bytes first. With the number of numbers as `step`, restore the order.
 
-    Most of these are float32 numbers as float64 ones, whose last bytes are zero; so they take little room.
+    Most of the numbers are float32 values stored as float64, whose last bytes are zero, so they compress well.
     """
     return b"".join(data[start::step] for start in range(step)) if data else data
 
@@ -126,10 +126,10 @@ class Samples:
 
     Args:
         own: the folder's store; None if it has none yet.
-        shared: that of `--cache`; None for none.
-        manifest: the run's, with its profile; a run that is resumed has the day on which it began.
-        source: what errors call the input.
-        dated: whether the text of a chat has the day in it; a shared store has what was asked today.
+        shared: the store of `--cache`; None for none.
+        manifest: the run's manifest, with its profile; a resumed run keeps the day on which it began.
+        source: name of the input in errors.
+        dated: whether chats are rendered with the date; a shared store is then searched for today's samples.
 
     Raises:
         OutputError: by every method, if the folder's store cannot be used.
@@ -144,11 +144,11 @@ class Samples:
         profile = manifest["profile"]
         self._profile, self._model = profile_digest(profile), profile["target"]["name"]
         self._new: list[Entry] = []
-        self._size = 0  # bytes of these
+        self._size = 0  # bytes of `_new`
         self._new_shared: list[Entry] = []
 
     def has(self, request: Request) -> bool:
-        """Whether all of a request's samples are there, damaged or not."""
+        """Return whether all of a request's samples are stored, damaged or not."""
         own, shared = self._own_keys(request), self._shared_keys(request)
         return all(
             any(self.own is not None and self.own.has(self._key(asked, sample)) for asked in own)
@@ -157,7 +157,7 @@ class Samples:
         )
 
     def take_own(self, request: Request, samples: Sequence[int]) -> dict[int, tuple[int, Sample]]:
-        """Those of a request's samples that the folder had when the run began: entry and sample, by number."""
+        """Return the samples of a request that the folder had when the run began: entry and sample, by number."""
         if self.own is None or not self.own.until:
             return {}
         found = self._take(self.own, self._own_keys(request), request, samples)
@@ -167,7 +167,7 @@ class Samples:
         return {sample: (entry, made) for sample, (entry, made, _) in found.items()}
 
     def take_shared(self, request: Request, samples: Sequence[int]) -> dict[int, Sample]:
-        """Those of a request's samples that the shared store has, by number."""
+        """Return the samples of a request that the shared store has, by number."""
         if self._shared is None or not samples:
             return {}
         found = self._take(self._shared, self._shared_keys(request), request, samples)
@@ -176,7 +176,7 @@ class Samples:
     def _take(
         self, store: Store, keys: list[str], request: Request, samples: Sequence[int]
     ) -> dict[int, tuple[int, Sample, bytes]]:
-        """Entry, sample and its bytes, by number, of those samples that a store has under one of the keys."""
+        """Return entry, sample and bytes, by number, of the samples that a store has under one of the keys."""
         found: dict[int, tuple[int, Sample, bytes]] = {}
         for sample in samples:
             for asked in keys:
@@ -188,11 +188,11 @@ class Samples:
 
     @property
     def many(self) -> bool:
-        """Whether so many were added that they should be committed, since memory holds them."""
+        """Whether so many samples wait in memory that they should be committed."""
         return len(self._new) >= _MANY or self._size >= _MOST_BYTES
 
     def add(self, sample: Sample, *, shared: bool = False) -> None:
-        """Keep a sample from the next `commit` on; `shared` says that it came from the shared store."""
+        """Add a sample, to be stored by the next `commit`; `shared`: it came from the shared store."""
         value = pack(sample)
         request = sample.request
         asked = None if sample.error is not None else asked_anywhere(request, self._begun)
@@ -203,7 +203,7 @@ class Samples:
             self._share(sample, value)
 
     def commit(self) -> list[int]:
-        """Write what was added, first to the shared store and then, durably, to the folder's; its entries there."""
+        """Write what was added to the shared store and then, durably, to the folder's; return its entries there."""
         assert self.own is not None
         self._commit_shared()
         entries = self.own.add(self._profile, self._model, self._new) if self._new else []
@@ -212,15 +212,15 @@ class Samples:
         return entries
 
     def read(self, entry: int, request: Request, sample: int) -> Sample:
-        """What an entry of the folder's store holds, as one of a request's samples."""
+        """Return the content of an entry of the folder's store, as a sample of a request."""
         assert self.own is not None
         found = unpacked(self.own.read(entry) or b"", request, sample)
-        if found is None:  # the entry was taken or written by this process
+        if found is None:  # this process has read or written the entry before
             raise self.own.failed(StoreError(f"a sample in {self.own.path} is gone", True))
         return found
 
     def _share(self, sample: Sample, value: bytes) -> None:
-        """Keep a sample in the shared store, if others may take it: an error is to be tried again."""
+        """Add a sample for the shared store, if others may use it: errors are to be tried again."""
         if self._shared is not None and sample.error is None:
             for asked in self._shared_keys(sample.request):
                 self._new_shared.append(Entry(self._key(asked, sample.sample), len(sample.token_ids), value))
@@ -236,7 +236,7 @@ class Samples:
         return entry_key(self._profile, asked, sample)
 
     def _own_keys(self, request: Request) -> list[str]:
-        """By what a sample may be in the folder's store."""
+        """Return what the folder's store may have a sample under."""
         anywhere = asked_anywhere(request, self._begun)
         return [*([] if anywhere is None else [anywhere]), asked_here(request, self._source)]
 
@@ -246,7 +246,7 @@ class Samples:
 
 
 class KeptSamples:
-    """A copy of a folder's store, with what a killed run had not brought into it yet; `with` makes and deletes it.
+    """A copy of a folder's store, including what a killed run left in SQLite's log; `with` makes and deletes it.
 
     Args:
         folder: the output folder.
@@ -278,7 +278,7 @@ class KeptSamples:
         self._opened.close()
 
     def count(self) -> int:
-        """How many samples there are, as far as the store can be read."""
+        """Return the number of samples, as far as the store can be read."""
         with suppress(StoreError):
             return 0 if self._store is None else self._store.count()
         return 0
@@ -286,14 +286,14 @@ class KeptSamples:
     def find(
         self, request: Request, sample: int, manifest: dict[str, Any], source: str, *, dated: bool
     ) -> Sample | None:
-        """A sample of the run; None if it is not there.
+        """Return a sample of the run; None if it is not there.
 
         Args:
             request: the request.
-            sample: which of its samples.
-            manifest: the run's.
-            source: what errors call the input.
-            dated: whether the text of a chat has the day in it.
+            sample: number of the sample.
+            manifest: the run's manifest.
+            source: name of the input in errors.
+            dated: whether chats are rendered with the date.
         """
         with suppress(StoreError):
             samples = Samples(self._store, None, manifest, source, dated=dated)

@@ -1,4 +1,4 @@
-"""The store of `--cache` as a run uses it: it never fails the run."""
+"""The store of `--cache` in use by a run: it never makes the run fail."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from detgen.outputs.store import Store
 
 
 class SharedStore(Store):
-    """A store that other runs use, too.
+    """A store that runs share.
 
-    What goes wrong is said once; then the run goes on without it or, if it cannot be written, without adding to it.
+    An error is reported once; the run then continues without the store or, if it cannot be written, only reads it.
 
     Args:
-        path: the file.
-        say: is told what goes wrong.
+        path: path of the database.
+        say: receives errors.
 
     Raises:
-        StoreError: it cannot be opened.
+        StoreError: if it cannot be opened.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
@@ -29,7 +29,7 @@ class SharedStore(Store):
         super().__init__(path, say=say)
 
     def find(self, key: bytes, place: int = 0) -> tuple[int, bytes] | None:
-        """As `Store.find`."""
+        """See `Store.find`."""
         try:
             return super().find(key, place) if self._readable else None
         except StoreError as error:
@@ -38,7 +38,7 @@ class SharedStore(Store):
             return None
 
     def add(self, profile: str, model: str, new: Iterable[Entry]) -> list[int]:
-        """As `Store.add`."""
+        """See `Store.add`."""
         try:
             return super().add(profile, model, new) if self._writable else []
         except StoreError as error:
@@ -46,21 +46,21 @@ class SharedStore(Store):
             self._say(f"{error}. The run goes on, and what it makes is not kept there")
             return []
 
-    # What goes wrong with these is said when samples are read or written.
+    # Errors of these are reported when samples are read or written.
 
     def has(self, key: bytes) -> bool:
-        """As `Store.has`."""
+        """See `Store.has`."""
         with suppress(StoreError):
             return super().has(key)
         return False
 
     def describe(self, stamp: str, value: bytes) -> None:
-        """As `Store.describe`."""
+        """See `Store.describe`."""
         with suppress(StoreError):
             super().describe(stamp, value)
 
     def described(self, stamp: str) -> bytes | None:
-        """As `Store.described`."""
+        """See `Store.described`."""
         with suppress(StoreError):
             return super().described(stamp)
         return None

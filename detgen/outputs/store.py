@@ -1,8 +1,8 @@
 """The database of finished samples, in a run's folder or shared by runs.
 
-Nothing in it is believed: an entry counts only if a digest over its key and its bytes says that it is whole. A process
-may be killed at any moment. On a local disk the database is in WAL mode, so that readers of a shared one and its writer
-do not wait for each other; on a network file system, where WAL has no memory to share, it has a rollback journal.
+Nothing in it is trusted: an entry counts only if a digest over its key and value matches. A process may be killed at
+any moment. On a local disk the database is in WAL mode, so readers and the writer of a shared one do not wait for each
+other; on a network file system, where WAL has no shared memory, it has a rollback journal.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ STORE = "samples.sqlite3"  # in a run's folder, and in that of `--cache`
 
 _APPLICATION = 0x64746763  # "dtgc"
 _SCHEMA = 2
-_PATIENCE = 5.0  # seconds to wait for a process that is writing
-_USE_SECONDS = 3600  # the time of the last use is noted to within so much
+_PATIENCE = 5.0  # seconds to wait for another process that writes
+_USE_SECONDS = 3600  # precision of the time of last use
 
-# Values are apart from the rest, so that what is asked of all entries reads little.
+# Values have a table of their own, so that queries over all entries read little.
 _TABLES = (
     "CREATE TABLE profiles (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, model TEXT NOT NULL,"
     " version TEXT NOT NULL)",
@@ -44,22 +44,22 @@ _FIND = (
 
 
 class Store:
-    """Opens the database, and makes it if it is not there.
+    """The database of samples; opened, and created if it does not exist.
 
     Args:
-        path: the file.
-        lone: only this process uses it, and what was added is on the disk. It may have several entries with one key,
-            of requests that are alike. In a shared one the first entry stays the only one, and a power cut may cost
-            the last ones.
-        say: is told at the end how many entries were found to be damaged.
+        path: path of the database.
+        lone: only this process uses it, and what was added is durable. It may have several entries with one key, from
+            identical requests. In a shared store the first entry stays the only one, and a power cut may lose the last
+            ones.
+        say: is told on closing how many entries were found to be damaged.
 
     Attributes:
-        path: the file.
-        damaged: how many entries were found to be damaged; `add` removes them.
-        until: the last entry that `find` finds.
+        path: path of the database.
+        damaged: number of entries found to be damaged; `add` removes them.
+        until: last entry that `find` may return.
 
     Raises:
-        StoreError: by every method: the database cannot be used; the message names it, the reason and the remedy.
+        StoreError: by every method, if the database cannot be used; the message gives path, reason and remedy.
     """
 
     def __init__(self, path: Path, *, lone: bool = False, say: Callable[[str], None] = lambda text: None) -> None:
@@ -72,9 +72,9 @@ class Store:
         self.open()
 
     def open(self) -> None:
-        """Open what is at the path, also again after it was exchanged."""
+        """Open the database at the path, also again after it was replaced."""
         for place in (self.path, *(self.path.with_name(name) for name in beside(self.path.name))):
-            # SQLite would wait for a pipe, and make what a dangling link names.
+            # SQLite would block on a pipe, and create the target of a dangling link.
             if not _is_file_or_free(place):
                 raise StoreError(f"{place} is not a file, so it cannot be a store of detgen; name another folder")
         with self.watched():
@@ -88,7 +88,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Note what was used, as far as that can be written, and close it."""
+        """Record which entries were used, if possible, and close the database."""
         with suppress(StoreError):
             self._note_uses()
         with suppress(sqlite3.Error):
@@ -98,11 +98,11 @@ class Store:
             self._say(f"{self.path}: {entries} damaged, and generated again")
 
     def find(self, key: bytes, place: int = 0) -> tuple[int, bytes] | None:
-        """An entry with this key, and its bytes; None if there is none, or it is damaged.
+        """Return an entry with this key, and its value; None if there is none, or it is damaged.
 
         Args:
-            key: of the entry.
-            place: of several, that of this place is preferred.
+            key: key of the entry.
+            place: the entry of this place is preferred if there are several.
         """
         with self.watched():
             rows = self.db.execute(_FIND, (key, self.until, place)).fetchall()
@@ -116,23 +116,23 @@ class Store:
         return None
 
     def has(self, key: bytes) -> bool:
-        """Whether there is an entry, damaged or not."""
+        """Return whether there is an entry, damaged or not."""
         with self.watched():
             return self.db.execute("SELECT 1 FROM entries WHERE key = ?", (key,)).fetchone() is not None
 
     def read(self, entry: int) -> bytes | None:
-        """The bytes of an entry; None if it is gone or damaged."""
+        """Return the value of an entry; None if it is gone or damaged."""
         query = "SELECT key, value FROM entries LEFT JOIN packed USING (id) WHERE entries.id = ?"
         with self.watched():
             row = self.db.execute(query, (entry,)).fetchone()
         return None if row is None else sound(*row)
 
     def add(self, profile: str, model: str, new: Iterable[Entry]) -> list[int]:
-        """Keep samples, all of them or, on an error, none; their entries.
+        """Store samples, all of them or, on an error, none; return their entries.
 
         Args:
             profile: `profile_digest`.
-            model: what the model is called.
+            model: name of the model.
             new: the samples.
         """
         with self.writing():
@@ -146,44 +146,44 @@ class Store:
         return entries
 
     def describe(self, stamp: str, value: bytes) -> None:
-        """Keep what an engine is, by the stamp of its configuration."""
+        """Store the description of an engine under the stamp of its configuration."""
         key = bytes.fromhex(stamp)
         with self.writing():
             self.db.execute("INSERT OR REPLACE INTO engines VALUES (?, ?)", (key, digest(key, value) + value))
 
     def described(self, stamp: str) -> bytes | None:
-        """What was kept for a stamp; None if there is nothing, or it is damaged."""
+        """Return the description stored under a stamp; None if there is none, or it is damaged."""
         with self.watched():
             row = self.db.execute("SELECT value FROM engines WHERE stamp = ?", (bytes.fromhex(stamp),)).fetchone()
         return None if row is None else sound(bytes.fromhex(stamp), row[0])
 
     def count(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return self._number("SELECT count(*) FROM entries")
 
     def last(self) -> int:
-        """The last entry; 0 if there is none."""
+        """Return the last entry; 0 if there is none."""
         return self._number("SELECT coalesce(max(id), 0) FROM entries")
 
     def pragma(self, name: str) -> int:
-        """The number that a pragma has."""
+        """Return the value of a numeric pragma."""
         return self._number(f"PRAGMA {name}")
 
     def check(self) -> None:
-        """Read all of it; `StoreError.damaged` if its structure is. What entries hold is found when they are read."""
+        """Read the whole database; `StoreError.damaged` if its structure is. Entries are checked when they are read."""
         with self.watched():
             (found,) = self.db.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise self.failed(StoreError(f"cannot use {self.path}: {found}; delete it", True))
 
     def checkpoint(self) -> None:
-        """Bring all that was written into the file itself."""
+        """Bring all that was written into the database file itself."""
         with self.watched():
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A transaction: all of the block, or nothing."""
+        """Run the block as one transaction."""
         with self.watched():
             self.db.execute("BEGIN IMMEDIATE")
             try:
@@ -196,7 +196,7 @@ class Store:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Turn SQLite's errors into messages that name the file, the reason and the remedy."""
+        """Turn SQLite's errors into messages that give the file, the reason and the remedy."""
         try:
             yield
         except sqlite3.Error as error:
@@ -210,7 +210,7 @@ class Store:
             raise self.failed(failed) from (no_file_left() or error)
 
     def failed(self, error: StoreError) -> Exception:
-        """What to raise where the database cannot be used."""
+        """Return the exception to raise for an error of the database."""
         return error
 
     def _insert(self, new: Entry, profile: int) -> int:
@@ -232,7 +232,7 @@ class Store:
         return int(self.db.execute("SELECT id FROM profiles WHERE digest = ?", known[:1]).fetchone()[0])
 
     def _note_uses(self, least: int = 1) -> None:
-        """Note which entries were found, if they are so many."""
+        """Record the time of use of the entries that were found, if there are at least `least`."""
         if len(self._used) < least:
             return
         used, self._used = self._used, []
@@ -241,15 +241,15 @@ class Store:
             self.db.executemany("UPDATE entries SET used = ? WHERE id = ?", [(now, each) for each in used])
 
     def _prepare(self) -> None:
-        self.db.text_factory = lambda data: data.decode(errors="replace")  # damage may make a text of anything
+        self.db.text_factory = lambda data: data.decode(errors="replace")  # damaged bytes may not be UTF-8
         for setting in ("trusted_schema = OFF", "cell_size_check = ON", f"synchronous = {_SYNCHRONOUS[self._lone]}"):
             self.db.execute(f"PRAGMA {setting}")
-        if self._lone:  # before anything is read: no memory is shared then, and nothing stands beside the database
+        if self._lone:  # before anything is read: then no memory is shared, and SQLite makes no -shm file
             self.db.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
         if self._is_new():
             self.db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             with self.writing():
-                if self._is_new():  # unless another process was quicker
+                if self._is_new():  # unless another process was faster
                     for table in _TABLES:
                         self.db.execute(table)
                     self.db.execute(f"PRAGMA application_id = {_APPLICATION}")
@@ -261,9 +261,9 @@ class Store:
             message = f"{self.path} was made by another version of detgen; name another folder, or delete it"
             raise StoreError(message, True)
         mode = "DELETE" if on_network(self.path) else "WAL"
-        with suppress(sqlite3.OperationalError):  # somebody else is just doing so
+        with suppress(sqlite3.OperationalError):  # another process is doing so just now
             self.db.execute(f"PRAGMA journal_mode = {mode}").fetchall()
-        self.count()  # the tables are there; and with the first reading, what stands beside the database
+        self.count()  # fails if tables are missing, and opens SQLite's other files
 
     def _is_new(self) -> bool:
         return not self._number("SELECT count(*) FROM sqlite_master") and not self.pragma("application_id")
@@ -274,7 +274,7 @@ class Store:
 
 
 _SYNCHRONOUS = {True: "FULL", False: "NORMAL"}
-# What is no sign of damage, and what to do.
+# Errors that are no sign of damage, and what to do.
 _REMEDIES = (
     ("SQLITE_FULL", "free some space"),
     ("SQLITE_BUSY", "another process keeps it locked; wait for that"),
@@ -288,12 +288,12 @@ _REMEDIES = (
 
 
 def beside(name: str) -> tuple[str, ...]:
-    """Files that SQLite puts beside a database of this name."""
+    """Return the names of the files that SQLite puts beside a database of this name."""
     return tuple(f"{name}{ending}" for ending in ("-journal", "-wal", "-shm"))
 
 
 def _is_file_or_free(place: Path) -> bool:
-    """By one look: another process may remove its journal at any time."""
+    """Return whether a place is a file or free, by one look: another process may remove its journal at any time."""
     try:
         return stat.S_ISREG(place.stat().st_mode)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a run's samples come to."""
+"""Totals of a run's samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from detgen.engine.stats import DraftCounts
 class Answers:
     """How often the completion that a scored prompt calls its `answer` is the best of its completions.
 
-    As lm-evaluation-harness counts its multiple choices: of equal ones, the first is the best.
+    Counted as in the multiple choices of lm-evaluation-harness: of equal completions, the first is the best.
 
     Attributes:
-        prompts: with an answer, all of whose completions have a score.
-        right: whose answer is the most likely completion (the harness's acc).
-        right_by_length: whose answer is the most likely one per character (its acc_norm); counted where all
+        prompts: prompts with an answer whose completions all have a score.
+        right: prompts whose answer is the most likely completion (the harness's acc).
+        right_by_length: prompts whose answer is the most likely one per character (its acc_norm); counted if all
             completions are texts.
         unknown: prompts whose `answer` is none of their completions, by number from 0 or by text.
     """
@@ -49,16 +49,16 @@ class Answers:
 
 @dataclass(slots=True)
 class Totals:
-    """Totals over what a run wrote.
+    """Totals of what a run wrote.
 
     Attributes:
-        prompts: all of them.
-        samples: those that gave a text.
-        errors: prompts that could not run, or of which a sample ended with an error.
-        tokens: of the samples.
-        prompt_tokens: of each prompt whose first sample gave a text.
+        prompts: all prompts.
+        samples: samples with a text.
+        errors: prompts that could not run, or with a sample that ended with an error.
+        tokens: tokens of the samples.
+        prompt_tokens: tokens of each prompt whose first sample has a text.
         drafters: counts by drafter.
-        answers: of scored prompts.
+        answers: counts of scored prompts with an answer.
     """
 
     prompts: int = 0
@@ -70,7 +70,7 @@ class Totals:
     answers: Answers = field(default_factory=Answers)
 
     def add(self, sample: Completion | Score) -> None:
-        """Count a sample; a prompt's errors are counted by whoever knows all of its samples."""
+        """Count a sample; errors are counted per prompt, by the caller, who knows all of its samples."""
         if sample.error is not None:
             return
         self.samples += 1
@@ -80,7 +80,7 @@ class Totals:
             self.drafters.add(sample.drafts)
 
     def summary(self) -> dict[str, Any]:
-        """As a manifest has them: with the sum over all drafters, and the answers if there are any."""
+        """Return the totals as in a manifest: with the sum over all drafters, and the answers if there are any."""
         found = {**asdict(self), "total": asdict(self.drafters.total())}
         if self.answers == Answers():
             del found["answers"]

@@ -1,4 +1,4 @@
-"""Writes samples in input order, whatever order they finish in."""
+"""Writes samples in input order, whatever the order in which they finish."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from detgen.prompts import BadLine
 AHEAD_PROMPTS = 1 << 15
 AHEAD_BYTES = 1 << 26
 
-# A commit waits until so many times as long as the last one took have gone by; so commits take less than 2 % of a run.
+# A commit waits this many times as long as the last one took: commits take less than 2 % of a run, more on a slow disk.
 SPARING = 80
-_LONGEST = 2.0  # seconds that one waits, however slow the disk
-LOOK_SECONDS = 0.2  # between two looks at the folder
+_LONGEST = 2.0  # seconds: the longest wait, however slow the disk
+LOOK_SECONDS = 0.2  # between checks of the folder
 
 
 @dataclass(slots=True)
 class _Slot:
-    """A prompt that is not written yet.
+    """A prompt whose lines are not written yet.
 
     Attributes:
-        request: what its lines need of it; None if it cannot run.
-        missing: how many of its samples are not finished.
-        entries: of those that are committed, by sample.
-        made: those that are still in memory, by sample.
+        request: the part of the request that its lines need; None if it cannot run.
+        missing: number of its samples that are not finished.
+        entries: store entries of committed samples, by sample.
+        made: samples that are still in memory, by sample.
         error: its line if it cannot run.
-        failed: whether any of its samples is known to have ended with an error.
-        size: bytes that it holds beside these.
+        failed: whether a sample is known to have ended with an error.
+        size: bytes that it holds apart from these.
     """
 
     request: Request | None
@@ -58,19 +58,19 @@ class _Slot:
 class Writer:
     """Takes prompts in input order and samples in any order; writes lines in input order.
 
-    A sample's lines are written when the store has it for good. When a run resumes, both files are written again from
-    the store.
+    A sample's lines are written once it is committed to the store. When a run resumes, both files are written again
+    from the store.
 
     Attributes:
-        totals: over what is written.
-        fresh: those over the samples that this process generated, written or not.
-        done: prompts that are finished, written or not.
-        errors: those of them that cannot run, or of which a sample is known to have ended with an error.
-        resumed: samples that the folder had.
-        reused: samples taken from a shared store.
+        totals: totals of what is written.
+        fresh: totals of the samples that this process generated, written or not.
+        done: number of finished prompts, written or not.
+        errors: number of those that cannot run, or with a sample that is known to have ended with an error.
+        resumed: number of samples that the folder had.
+        reused: number of samples taken from a shared store.
 
     Raises:
-        OutputError: by every method that writes a file, if it cannot.
+        OutputError: by every method that writes a file, on failure.
     """
 
     def __init__(
@@ -82,10 +82,7 @@ class Writer:
         pieces: Pieces,
         log: str | None = ACCEPTANCE,
     ) -> None:
-        """Open the files, the acceptance log only if it has a name; `say` is told of them.
-
-        `pieces` are those of the target's tokenizer.
-        """
+        """Open the files, the acceptance log only if it has a name; `pieces` are those of the target's tokenizer."""
         assert isinstance(samples.own, FolderStore)
         self.totals, self.fresh = Totals(), Totals()
         self.done = self.errors = self.resumed = self.reused = 0
@@ -107,16 +104,16 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """Prompts that are not written yet."""
+        """Number of prompts that are not written yet."""
         return len(self._slots)
 
     @property
     def full(self) -> bool:
-        """Whether to take no more prompts until some are written."""
+        """Whether no more prompts should be taken until some are written."""
         return len(self._slots) >= AHEAD_PROMPTS or self._size >= AHEAD_BYTES
 
     def recall(self, request: Request) -> Sequence[int]:
-        """Add the next request; those of its samples that no store has."""
+        """Add the next request; return its samples that no store has."""
         slot = self._slots[request.index] = _Slot(_short(request), request.samples)
         self._grow(slot, _size(request))
         found = self._samples.take_own(request, request.wanted)
@@ -153,13 +150,13 @@ class Writer:
             self.fresh.add(sample)
 
     def flush(self, *, now: bool = False) -> None:
-        """Commit what was added, if it is time to, and write to the two files whatever is next in order.
+        """Commit what was added if it is time, and write to the two files whatever is next in order.
 
         Args:
-            now: whether it is in any case.
+            now: commit in any case.
 
         Raises:
-            FolderLostError: the folder is no longer this run's; see `rescuing`.
+            FolderLostError: if the folder no longer belongs to this run; see `rescuing`.
         """
         began = time.monotonic()
         due = began - self._committed >= min(SPARING * self._cost, _LONGEST) or self._samples.many
@@ -183,7 +180,7 @@ class Writer:
         """Make everything durable.
 
         Returns:
-            "sha256" and "bytes" of the two files, by name.
+            "sha256" and "bytes" of each file, by name.
         """
         self.flush(now=True)
         files = {log.name: log.sync() for log in self._logs}
@@ -192,15 +189,15 @@ class Writer:
         return files
 
     def damage(self) -> str | None:
-        """What something else did to the two files while they were written; None if they hold what was written."""
+        """Return what others did to the two files during the run; None if they hold what was written."""
         return next(filter(None, (log.damage() for log in self._logs)), None)
 
     @contextmanager
     def rescuing(self) -> Iterator[None]:
-        """Keep what is finished if the folder is lost inside the block.
+        """Keep finished samples if the folder is lost inside the block.
 
         Raises:
-            OutputError: it was; the message says where the finished samples are.
+            OutputError: if it was; the message says where the finished samples are.
         """
         try:
             yield
@@ -214,7 +211,7 @@ class Writer:
             raise OutputError(f"{lost}; what was finished is kept in {place}: {again}") from None
 
     def close(self) -> None:
-        """Close the files; what was added is committed first, unless the store is not as it should be."""
+        """Close the files, after committing what was added unless something went wrong with the store."""
         with suppress(OutputError):
             if self._store.whole:
                 self._commit()
@@ -239,7 +236,7 @@ class Writer:
             slot.entries[made.sample] = entry
 
     def _advance(self) -> None:
-        """Write whatever is next in order, as far as it is committed."""
+        """Write the prompts that are next in order, as far as they are committed."""
         while (slot := self._slots.get(self._next)) and not slot.missing:
             if slot.error is None and len(slot.entries) < (slot.request.samples if slot.request else 0):
                 return
@@ -284,13 +281,13 @@ class Writer:
 
 
 def _short(request: Request) -> Request:
-    """What the lines of a request need of it."""
+    """Return the request with only what its lines need."""
     if request.echo:
         return request
     return replace(request, prompt=None, messages=None, token_ids=None, tools=None, chat_template_kwargs=None)
 
 
 def _size(request: Request) -> int:
-    """About how many bytes its lines repeat of it."""
+    """Return the approximate number of bytes that its lines repeat of it."""
     repeated = [*request.metadata.items(), *echoed(request).items()]
     return len(dump(repeated)) if repeated else 0
