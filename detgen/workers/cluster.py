@@ -1,6 +1,6 @@
-"""Ray: starts it or joins one that runs, keeps a worker process for each share of it, carries calls there and back.
+"""Runs workers on Ray: starts Ray or joins a cluster, gives each worker a process, and carries calls there and back.
 
-The only place that knows Ray, which is imported when a cluster is opened.
+The only module that knows Ray; it imports Ray when a cluster is opened.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from detgen.workers.serving import ServedEngine, Serving
 from detgen.workers.sharing import Node, ScratchFolder, share_out
 from detgen.workers.worker_config import WorkersConfig
 
-_STORE = 256 << 20  # bytes of shared memory for what moves; taken as it is used
+_STORE = 256 << 20  # bytes of shared memory for data in transit, allocated as needed
 _REACHED = 5.0  # seconds in which a cluster must answer
-_TOKEN = secrets.token_hex(32)  # whoever is not told it cannot use the Ray of this process
+_TOKEN = secrets.token_hex(32)  # without it, nobody can use the Ray of this process
 
 
-class WorkerDied(Exception):  # noqa: N818 (what happened, not an error of anybody)
-    """A call that its worker did not answer: the process has died, its machine has gone, or cannot be reached.
+class WorkerDied(Exception):  # noqa: N818 (what happened, not an error)
+    """A worker did not answer a call: its process died, or its machine is gone or cannot be reached.
 
-    The message is the cause, where there is one to be known.
+    The message is the cause, if known.
     """
 
 
 class Call(NamedTuple):
-    """A call that has begun: to which worker, and what stands for its answer."""
+    """A call that has begun: the worker, and a reference to its answer."""
 
     worker: int
     answer: Any
@@ -50,24 +50,24 @@ class Cluster(Protocol):
 
     @property
     def number(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
 
     def call(self, worker: int, method: str, *arguments: Any) -> Call:
         """Begin a call of a method of a worker's `Serving`.
 
-        Calls of one worker are run in the order in which they began. A worker that died is started again, and answers
-        when it is there.
+        A worker runs its calls in the order in which they began. A worker that died is started again and answers once
+        it is up.
         """
 
     def wait(self, calls: list[Call], seconds: float) -> list[Call]:
-        """Wait until one of the calls is answered, at most so long; those that are."""
+        """Wait until one of the calls is answered, at most this many seconds; return the answered ones."""
 
     def result(self, call: Call) -> Any:
-        """What an answered call returned.
+        """Return the result of an answered call.
 
         Raises:
-            WorkerDied: it will never be answered.
-            Exception: what it raised.
+            WorkerDied: if it will never be answered.
+            Exception: whatever the call raised.
         """
 
     def close(self) -> None:
@@ -78,13 +78,13 @@ class RayCluster:
     """Workers as actors of Ray.
 
     Args:
-        config: how many, and where.
-        engine: the settings of their engines.
-        observer: is told what is being done.
-        build: makes the engines, in place of detgen's own.
+        config: number of workers, and where they run.
+        engine: settings of their engines.
+        observer: receives progress.
+        build: makes the engines instead of detgen's own.
 
     Raises:
-        EngineError: Ray is not installed, cannot be reached, or has no room for so many workers.
+        EngineError: if Ray is not installed, cannot be reached, or has no room for so many workers.
     """
 
     def __init__(
@@ -112,18 +112,18 @@ class RayCluster:
 
     @property
     def number(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return self._share.number
 
     def call(self, worker: int, method: str, *arguments: Any) -> Call:
-        """As `Cluster.call`."""
+        """See `Cluster.call`."""
         if worker in self._dead:
             self._actors[worker] = self._actor()
             self._dead.discard(worker)
         return Call(worker, getattr(self._actors[worker], method).remote(*arguments))
 
     def wait(self, calls: list[Call], seconds: float) -> list[Call]:
-        """As `Cluster.wait`."""
+        """See `Cluster.wait`."""
         by_answer = {call.answer: call for call in calls}
         ready, others = self._ray.wait(list(by_answer), num_returns=1, timeout=seconds)
         if ready and others:
@@ -131,7 +131,7 @@ class RayCluster:
         return [by_answer[answer] for answer in ready]
 
     def result(self, call: Call) -> Any:
-        """As `Cluster.result`."""
+        """See `Cluster.result`."""
         exceptions = self._ray.exceptions
         try:
             return self._ray.get(call.answer)
@@ -147,7 +147,7 @@ class RayCluster:
         """End the workers, and the Ray that was started for them."""
         if self._opened:
             for actor in self._actors:
-                with suppress(Exception):  # the one that is to go may have gone
+                with suppress(Exception):  # it may have died already
                     self._ray.kill(actor)
             self._ray.shutdown()
             self._opened = False
@@ -156,7 +156,7 @@ class RayCluster:
             self._scratch = None
 
     def _open(self, config: WorkersConfig, engine: EngineConfig) -> None:
-        """Start Ray, or join one."""
+        """Start Ray, or join a cluster."""
         quiet = {"log_to_driver": False, "configure_logging": False}
         asked: dict[str, Any] = {"address": config.ray}
         if config.ray is not None:
@@ -200,16 +200,16 @@ class RayCluster:
 
 
 def _imported(*, local: bool) -> ModuleType:
-    """Ray, told to keep quiet; a local one to keep to itself.
+    """Import Ray with its messages turned off; shield a local one from others.
 
     Raises:
-        EngineError: it is not installed.
+        EngineError: if it is not installed.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if local:
-        # Ports are of the loopback device only, and whoever finds them needs a token that is nowhere but here.
+        # Ports are on the loopback device only, and using them takes a token that only this process knows.
         os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_TOKEN)
-        os.environ.update(RAY_worker_niceness="0")  # as a single process would run
+        os.environ.update(RAY_worker_niceness="0")  # as for a single process
     logging.getLogger("ray").setLevel(logging.CRITICAL + 1)
     try:
         import ray
@@ -218,16 +218,16 @@ def _imported(*, local: bool) -> ModuleType:
         if error.name != "ray":
             raise
         raise EngineError("--workers and --ray need Ray, which is not installed: pip install 'detgen[ray]'") from None
-    # Ray prints to standard output when a worker dies, which is said elsewhere.
+    # Ray prints to standard output when a worker dies, which is reported elsewhere.
     ray._private.worker._worker_logs_enabled = False
     return ray
 
 
 def _look_for(address: str, ray: ModuleType) -> None:
-    """See that a cluster answers; Ray itself would try for minutes.
+    """Check that a cluster answers; Ray itself would try for minutes.
 
     Raises:
-        EngineError: none does.
+        EngineError: if none does.
     """
     try:
         found = ray._private.services.canonicalize_bootstrap_address(address)
@@ -244,7 +244,7 @@ def _look_for(address: str, ray: ModuleType) -> None:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray handles SIGTERM; whoever calls it goes on as before."""
+    """Restore the caller's handler of SIGTERM, which Ray replaces."""
     former = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -254,7 +254,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """The exception that a long report ends with; nothing if it speaks of none."""
+    """Return the exception at the end of a long report; "" if it names none."""
     named = [line.strip() for line in str(error).splitlines() if re.match(r"\s*\w+Error: ", line)]
     return named[-1] if named else ""
 

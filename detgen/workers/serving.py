@@ -1,6 +1,6 @@
-"""A worker's side: an engine that takes requests while it generates, and hands over what has finished.
+"""A worker's side: an engine that takes requests while it generates, and returns finished samples.
 
-Knows nothing of Ray. One stream of the engine stays open from call to call, so that its batch never drains.
+Knows nothing of Ray. One stream of the engine stays open across calls, so its batch never drains.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from detgen.engine.score_requests import Score
 from detgen.engine.stats import EngineStats
 from detgen.machine import usable_cores
 
-_PATIENCE = 0.5  # seconds after which a call returns although nothing has finished, to say how far it is
+_PATIENCE = 0.5  # seconds after which a call returns to report progress, even if nothing has finished
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which engine a worker has, told before it gets work.
+    """A worker's description of its engine, sent before it gets work.
 
     Attributes:
-        instance: another one whenever a worker begins anew, since it has forgotten its requests then.
+        instance: changes whenever a worker begins anew, which makes it forget its requests.
         node: name of its machine.
-        version: of detgen there.
+        version: detgen's version there.
         thinks: whether the model thinks while it reads.
-        dated: whether its chat template prints the day.
+        dated: whether its chat template prints the date.
         profile: everything that decides the bits of an output.
-        draft: the draft model, which decides none of them; None without one.
+        draft: profile of the draft model, which decides none of them; None without one.
     """
 
     instance: str
@@ -52,11 +52,11 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call to work returns.
+    """The result of a call of `work`.
 
     Attributes:
-        done: what has finished. Of the request there is only the index, as the coordinator has the rest.
-        stats: of the engine, since it was loaded.
+        done: finished samples. Their requests have only the index, since the coordinator has the rest.
+        stats: counts of the engine since it was loaded.
     """
 
     done: list[Completion | Score]
@@ -64,23 +64,23 @@ class Answer:
 
 
 class ServedEngine(EngineLike, Protocol):
-    """What a worker needs of `detgen.engine.Engine`: a stream of it goes on where there is no other request yet."""
+    """What a worker needs of `detgen.engine.Engine`: streams that go on when no further request is there yet."""
 
     def stream(self, requests: Iterable[Request | None]) -> Iterator[list[Completion]]:
-        """As `Engine.stream`; None where there is no other request yet."""
+        """See `Engine.stream`; a None among the requests means that there is no other yet."""
 
     def score_stream(self, requests: Iterable[Any]) -> Iterator[list[Score]]:
-        """As `Engine.score_stream`, likewise."""
+        """See `Engine.score_stream`; None as for `stream`."""
 
 
 class Serving:
-    """Serves one engine; calls come one after the other.
+    """Serves one engine; calls run one after the other.
 
     Args:
-        config: of the engine.
-        folder: the coordinator's working directory, by which paths are meant.
-        cores: that this worker may use; 0 for no say. It takes as much of the memory as of the machine's cores.
-        build: makes the engine; None makes detgen's own.
+        config: settings of the engine.
+        folder: the coordinator's working directory, which paths are relative to.
+        cores: cores that this worker may use, 0 for any number. It takes the same share of the memory as of the cores.
+        build: makes the engine; None for detgen's own.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class Serving:
         self._instance = ""
         self._stream: Any = None
         self._coming: deque[Request] = deque()
-        self._missing: dict[int, int] = {}  # samples, by the index of the request
+        self._missing: dict[int, int] = {}  # number of missing samples, by the index of the request
 
     def begin(self) -> Identity:
-        """Forget all requests; load the engine, the first time.
+        """Forget all requests; on the first call, load the engine.
 
         Raises:
-            EngineError: from building the engine.
+            EngineError: if the engine cannot be built.
         """
         if self._engine is None:
-            with suppress(OSError):  # another machine need not have it
+            with suppress(OSError):  # another machine may not have it
                 os.chdir(self._folder)
             self._engine = self._build(self._settled())
         if self._stream is not None:
@@ -133,13 +133,13 @@ class Serving:
         """Take requests, and generate for some time or until all have finished.
 
         Args:
-            instance: as `begin` told it.
-            requests: those to take besides the ones it has.
-            scoring: whether they are `ScoreRequest`s; the same from `begin` to `begin`.
-            seconds: that it generates at least, if there is anything to do.
+            instance: as returned by `begin`.
+            requests: new requests, in addition to those that it has.
+            scoring: whether they are `ScoreRequest`s; the same for all calls between two of `begin`.
+            seconds: least time to generate if there is anything to do.
 
         Returns:
-            What has finished; None if this is another instance, which has none of the earlier requests and takes none.
+            The finished samples; None if the instance is another one, which has no earlier requests and takes none.
         """
         engine = self._engine
         if engine is None or instance != self._instance:
@@ -160,12 +160,12 @@ class Serving:
         return Answer(done, deepcopy(engine.stats))
 
     def chunks(self, request: Request, tokens: list[int], thoughts: dict[int, str]) -> list[Chunk]:
-        """As `Engine.chunks`, after `begin`."""
+        """See `Engine.chunks`; call `begin` first."""
         assert self._engine is not None
         return self._engine.chunks(request, tokens, thoughts)
 
     def _next(self) -> Iterator[Any]:
-        """Requests as they come; None where there is no other yet."""
+        """Yield requests as they come; None when there is no other yet."""
         while True:
             yield self._coming.popleft() if self._coming else None
 
@@ -176,7 +176,7 @@ class Serving:
             del self._missing[index]
 
     def _settled(self) -> EngineConfig:
-        """The settings, with this worker's share of threads and memory where they say nothing of them."""
+        """Return the settings, with this worker's share of threads and memory if they specify none."""
         config, cores = self._config, self._cores
         if not cores:
             return config
@@ -190,7 +190,7 @@ class Serving:
 
 
 def _only_index(request: Request) -> Any:
-    """A request of which nothing is left but its place."""
+    """Return a request with nothing but the index."""
     return Request(request.index, "")
 
 

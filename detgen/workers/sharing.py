@@ -1,4 +1,4 @@
-"""What each worker gets of the machines, a GPU or a share of the cores, and the folder of this machine's Ray."""
+"""Shares of machines for workers, a GPU or some of the cores each, and the folder of this machine's Ray."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from detgen.errors import EngineError
 
 _PREFIX = "detgen-ray-"
 _LOCK = "in-use"
-_LONG = 40  # characters of a path behind which the name of a socket, of 107 characters at most, might not fit
+_LONG = 40  # longest path, in characters; a socket's name of at most 107 characters might not fit behind a longer one
 
 
 class Node(NamedTuple):
-    """A machine: its cores and its GPUs, as Ray counts them."""
+    """A machine: its cores and GPUs, as Ray counts them."""
 
     cores: int
     gpus: int
 
 
 class Share(NamedTuple):
-    """What a worker gets.
+    """The resources of a worker.
 
     Attributes:
-        number: of workers.
-        cores: of each.
-        gpus: of each, 0 or 1.
+        number: number of workers.
+        cores: cores of each.
+        gpus: GPUs of each, 0 or 1.
     """
 
     number: int
@@ -43,11 +43,11 @@ def share_out(nodes: list[Node], number: int | None, device: str) -> Share:
 
     Args:
         nodes: the machines.
-        number: of workers; None for one per GPU, or one per machine.
+        number: number of workers; None for one per GPU, or one per machine.
         device: `auto`, `cpu` or `cuda`, as in `EngineConfig`.
 
     Raises:
-        EngineError: there are fewer GPUs, or cores, than workers; or a certain GPU is asked for.
+        EngineError: if there are fewer GPUs, or cores, than workers; or if a certain GPU is asked for.
     """
     if device.startswith("cuda:"):
         raise EngineError(f"--device {device} names one GPU; with workers, which have one each, use --device cuda")
@@ -67,7 +67,7 @@ def share_out(nodes: list[Node], number: int | None, device: str) -> Share:
 
 
 def _fitting(nodes: list[Node], cores: int) -> int:
-    """Workers of so many cores that the machines have room for."""
+    """Return how many workers of so many cores the machines have room for."""
     return sum(node.cores // cores for node in nodes)
 
 
@@ -78,10 +78,10 @@ def _too_many(wanted: int, most: int, what: str, where: str) -> str:
 
 
 class ScratchFolder:
-    """A new folder among the temporary ones; those that killed processes left behind are removed.
+    """A new folder in the temporary directory; folders that killed processes left behind are removed.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class ScratchFolder:
         if len(str(place)) > _LONG:
             place = Path("/tmp")
         for left in place.glob(f"{_PREFIX}*"):
-            with suppress(OSError):  # in use, another user's, or gone by now
+            with suppress(OSError):  # in use, another user's, or already gone
                 os.close(_lock(left))
                 shutil.rmtree(left, ignore_errors=True)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
@@ -97,16 +97,16 @@ class ScratchFolder:
         self._file = _lock(self.path)
 
     def remove(self) -> None:
-        """Remove it with all that it holds."""
+        """Remove the folder with its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._file)
 
 
 def _lock(folder: Path) -> int:
-    """The file by which a folder is locked, until it is closed or the process ends.
+    """Lock a folder and return the file that holds the lock, until it is closed or the process ends.
 
     Raises:
-        OSError: it is locked, or there is no such file.
+        OSError: if the folder is locked, or there is no such file.
     """
     file = os.open(folder / _LOCK, os.O_RDWR)
     try:

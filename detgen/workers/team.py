@@ -1,7 +1,8 @@
-"""An engine that is made of workers: it hands requests to them, and has them run again where a worker died.
+"""An engine made of workers: distributes requests, and runs those of a worker that died again.
 
-To a run it is an engine like any other: requests in, completions out. Of the requests it holds those that workers have,
-and some that are next.
+For a run it is an engine like any other: requests in, completions out. It holds the requests that workers have, and
+    some
+of the next ones.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ from detgen.workers.serving import Answer, Identity
 from detgen.workers.waiting import Errand, Waiting, Worker, add_counts
 from detgen.workers.worker_config import WorkersConfig
 
-_BATCHES = 2  # that a worker has of requests: one that runs, one that waits there
-_CALLS = 2  # of a worker at a time: while one is answered, it works at the other
-_SECONDS = 0.05  # that a call takes at least: fewer calls, less work for all
-_SECONDS_PER_WORKER = 0.0005  # more for each of many, of whose calls the coordinator takes some 5,000 a second
-_LOOK = 0.1  # seconds after which whoever reads the stream gets the word
-_DEATHS = 3  # of a worker while it loads, or of workers that have one request alone: enough to give up
-_TOGETHER = 2  # deaths after which a request runs alone, so that it is seen whether they are its doing
+_BATCHES = 2  # batches of requests that a worker has: one runs, one waits there
+_CALLS = 2  # calls of a worker at a time: it works on one while the other is answered
+_SECONDS = 0.05  # least duration of a call: fewer calls are less work
+_SECONDS_PER_WORKER = 0.0005  # the same per worker, for many: the coordinator handles some 5,000 calls a second
+_LOOK = 0.1  # seconds after which the stream yields at the latest
+_DEATHS = 3  # deaths of a worker while it loads, or of workers running one request alone, after which to give up
+_TOGETHER = 2  # deaths after which a request runs alone, to see whether it causes them
 
 
 @contextmanager
 def open_workers(config: WorkersConfig, engine: EngineConfig, observer: Observer) -> Iterator[WorkersEngine]:
-    """An engine of workers, which end with the block.
+    """Open an engine of workers, which end with the block.
 
     Raises:
-        EngineError: as `RayCluster` and `WorkersEngine`.
+        EngineError: as for `RayCluster` and `WorkersEngine`.
     """
     with closing(RayCluster(config, engine, observer)) as cluster:
         yield WorkersEngine(cluster, engine.batch_size, observer)
 
 
 class WorkersEngine:
-    """Runs requests on workers; an `EngineLike` of `detgen.run`.
+    """Runs requests on workers; an `EngineLike` for `detgen.run`.
 
     Args:
         cluster: the workers.
-        batch_size: most requests at a time of each.
-        observer: is told of what happens to workers.
+        batch_size: most requests of a worker at a time.
+        observer: receives progress and news of workers.
 
     Raises:
-        EngineError: an engine cannot be built, workers die while they load, or one differs from the first in what
+        EngineError: if an engine cannot be built, workers die while they load, or one differs from the first in what
             decides the bits of an output.
     """
 
@@ -71,7 +72,7 @@ class WorkersEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Those of all workers together."""
+        """The counts of all workers together."""
         total = EngineStats(workers=len(self._workers))
         for worker in self._workers:
             add_counts(total, worker.before)
@@ -87,19 +88,19 @@ class WorkersEngine:
 
     @property
     def dated(self) -> bool:
-        """As `Engine.dated`."""
+        """See `Engine.dated`."""
         return self._known.dated
 
     def profile(self) -> dict[str, Any]:
-        """Everything that decides the bits of an output; the same of all workers."""
+        """Return everything that decides the bits of an output; the same for all workers."""
         return self._known.profile
 
     def draft_profile(self) -> dict[str, Any] | None:
-        """The first worker's draft model, which decides none of them; None without one."""
+        """Return the first worker's draft model, which decides none of the bits; None without one."""
         return self._known.draft
 
     def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
-        """As `Engine.chunks`, by a worker."""
+        """See `Engine.chunks`; a worker computes it."""
         for worker in self._workers:
             if worker.identity is not None:
                 call = self._cluster.call(worker.number - 1, "chunks", request, list(tokens), dict(thoughts))
@@ -110,16 +111,16 @@ class WorkersEngine:
         return []
 
     def stream(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
-        """Run requests; yields what has finished, and often nothing.
+        """Run requests; yields what has finished, often nothing.
 
         Raises:
-            EngineError: no worker is left.
-            RunError: a request ends each worker that runs it.
+            EngineError: if no worker is left.
+            RunError: if a request ends each worker that runs it.
         """
         return self._stream(requests, scoring=False)
 
     def score_stream(self, requests: Iterable[ScoreRequest]) -> Iterator[list[Score]]:
-        """Score requests, as `stream` runs them."""
+        """Score requests; yields and errors as for `stream`."""
         return self._stream(requests, scoring=True)
 
     @property
@@ -128,7 +129,7 @@ class WorkersEngine:
         return self._first
 
     def _load(self) -> None:
-        """Have all workers ready, and all alike."""
+        """Load the model in all workers, and check that all are alike."""
         while any(worker.identity is None for worker in self._workers):
             self._begin()
             self._wait(Waiting(iter(())))
@@ -154,12 +155,12 @@ class WorkersEngine:
                 yield self._wait(waiting)
         finally:
             for worker in self._workers:
-                if worker.sent or worker.behind:  # of this stream nothing may come in the next
+                if worker.sent or worker.behind:  # nothing of this stream may appear in the next
                     worker.forget()
             self._suspects.clear()
 
     def _begin(self) -> None:
-        """Call workers that are not ready."""
+        """Have workers that are not ready begin."""
         for worker in self._workers:
             if worker.identity is None and not worker.calls and not worker.refused:
                 worker.calls.append(self._cluster.call(worker.number - 1, "begin"))
@@ -168,9 +169,9 @@ class WorkersEngine:
             raise EngineError(f"no worker is left: {reasons}; what was finished is kept: run the same command again")
 
     def _send(self, waiting: Waiting, scoring: bool) -> None:
-        """Give workers requests, as many as they have room for, and have them go on."""
+        """Give workers as many requests as they have room for, and have them continue."""
         ready = [w for w in self._workers if w.identity is not None and len(w.calls) < _CALLS]
-        part = -(-len(waiting) // max(len(self._workers), 1))  # the last ones are divided
+        part = -(-len(waiting) // max(len(self._workers), 1))  # the last requests are divided
         for worker in ready:
             assert worker.identity is not None
             new: list[Errand] = []
@@ -187,7 +188,7 @@ class WorkersEngine:
                 worker.calls.append(self._cluster.call(worker.number - 1, "work", *asked))
 
     def _wait(self, waiting: Waiting) -> list[Any]:
-        """Wait for a moment; what has finished."""
+        """Wait for a moment; return what has finished."""
         owners = {call: worker for worker in self._workers for call in worker.calls}
         done: list[Any] = []
         for call in self._cluster.wait(list(owners), _LOOK):
@@ -210,7 +211,7 @@ class WorkersEngine:
         return done
 
     def _arrived(self, worker: Worker, completion: Completion | Score) -> Completion | Score | None:
-        """A completion with its request; None if it came before, from a worker that died."""
+        """Return a completion with its request; None if a worker that died delivered it before."""
         index = completion.request.index
         errand = worker.sent.get(index)
         if errand is None or completion.sample in errand.delivered:
@@ -223,20 +224,20 @@ class WorkersEngine:
         return replace(completion, request=request)
 
     def _welcome(self, worker: Worker, identity: Identity) -> None:
-        """A worker is ready; one that was started again only if it is like the first one."""
+        """Mark a worker as ready; refuse one that was started again and differs from the first one."""
         worker.identity, worker.node, worker.deaths = identity, identity.node, 0
         if self._first is not None and (text := self._differs(worker)) is not None:
             worker.identity = None
             self._refuse(worker, text)
 
     def _differs(self, worker: Worker) -> str | None:
-        """In what a worker differs from the first one, of all that decides the bits of an output."""
+        """Return how a worker differs from the first one in what decides the bits of an output; None if it does not."""
         assert worker.identity is not None
         found = profile_differences(_decisive(self._known), _decisive(worker.identity))
         return f"{worker.name} differs: {'; '.join(found)}" if found else None
 
     def _lost(self, worker: Worker, waiting: Waiting, cause: str = "") -> None:
-        """A worker has died: what it had runs again."""
+        """Handle the death of a worker: run its requests again."""
         errands, alone, was_ready = list(worker.sent.values()), worker.alone, worker.identity is not None
         worker.died()
         for errand in errands:
@@ -261,7 +262,7 @@ class WorkersEngine:
 
 
 def _decisive(identity: Identity) -> dict[str, Any]:
-    """What decides the bits of an output."""
+    """Return what decides the bits of an output."""
     return {"detgen": identity.version, "profile": identity.profile}
 
 

@@ -1,10 +1,10 @@
-"""Which request goes to which worker: longest first, and those that begin alike to the same worker.
+"""Chooses which request goes to which worker: longest first, and prompts with the same beginning to the same worker.
 
-The requests that are looked at are the next ones of the input, as many as `AHEAD`. A long one that is begun last would
-keep its worker busy when all others have ended; prompts that begin alike are read once where one worker has them all.
-Outputs do not depend on any of it.
+Only the next `AHEAD` requests of the input are considered. A long request that begins last would keep its worker busy
+after all others have ended; a common beginning of prompts is read once if one worker has them all. Outputs do not
+depend on any of it.
 
-What the coordinator knows of each worker, and what it counts of all of them, is here, too.
+The coordinator's records of workers, and the sums of their counts, are here, too.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from detgen.engine.score_requests import ScoreRequest
 from detgen.engine.stats import EngineStats
 from detgen.workers.serving import Identity
 
-AHEAD = 1024  # requests that are looked at
-_LONGEST_WAIT = 4 * AHEAD  # requests that go before one; AHEAD of them would be the order of the input
-_CHARACTERS = 1 << 24  # or so many of their prompts, which need memory
-_BEGINNING = 256  # characters, about the tokens of a page, by which prompts begin alike
+AHEAD = 1024  # requests to look ahead
+_LONGEST_WAIT = 4 * AHEAD  # requests that may overtake one; with AHEAD, the order would be that of the input
+_CHARACTERS = 1 << 24  # the look-ahead also ends at this many characters of prompts, which need memory
+_BEGINNING = 256  # characters that prompts of a group share, about the tokens of a page
 _TOKENS = 64  # the same in tokens
 _PER_TOKEN = 4  # characters
-_TRIES = 16  # of the longest requests, when a worker looks for prompts that no other worker has
+_TRIES = 16  # longest requests to try when a worker looks for prompts of a group that no other worker has
 
 
 @dataclass(slots=True, eq=False)
 class Errand:
-    """A request on its way to a worker, or there.
+    """A request that waits for a worker, or that one has.
 
     Attributes:
         request: the request.
-        cost: tokens that it may take, prompt and samples together; an estimate.
-        group: what prompts share that begin alike.
+        cost: estimate of the tokens that it takes, prompt and samples together.
+        group: beginning of the prompt, the same for all prompts of a group.
         size: characters of the prompt, or tokens.
-        came: how many requests had gone when it came.
+        came: number of requests taken before it came.
         delivered: samples that the coordinator has.
-        deaths: workers that died while they had it.
-        alone: those of them that had nothing else.
+        deaths: number of workers that died while they had it.
+        alone: number of those that had nothing else.
     """
 
     request: Request
@@ -56,7 +56,7 @@ class Errand:
 
 
 def errand_of(request: Request) -> Errand:
-    """A request with an estimate of what it takes, and the beginning of its prompt."""
+    """Make the errand of a request, with an estimate of its cost and the beginning of its prompt."""
     if request.token_ids is not None:
         tokens = size = len(request.token_ids)
         group = ",".join(map(str, request.token_ids[:_TOKENS]))
@@ -76,7 +76,7 @@ class Waiting:
     """The requests that wait for a worker.
 
     Args:
-        requests: all of them; read as far ahead as is looked.
+        requests: all requests; read only as far ahead as needed.
     """
 
     def __init__(self, requests: Iterator[Request]) -> None:
@@ -84,20 +84,20 @@ class Waiting:
         self._exhausted = False
         self._size = 0
         self._errands: dict[int, Errand] = {}  # by the index of the request
-        self._order: deque[int] = deque()  # indices as they came, of which some have gone
-        self._longest: list[tuple[int, int]] = []  # a heap of (-cost, index), of which some have gone
-        self._groups: dict[str, list[tuple[int, int]]] = {}  # such a heap for each
-        self._current: dict[int, str] = {}  # the group that a worker is at
-        self._served: Counter[str] = Counter()  # workers that are at a group
-        self._again: deque[Errand] = deque()  # those that go before all others, for they were sent before
+        self._order: deque[int] = deque()  # indices in order of arrival; some may have been taken
+        self._longest: list[tuple[int, int]] = []  # a heap of (-cost, index); some may have been taken
+        self._groups: dict[str, list[tuple[int, int]]] = {}  # such a heap per group
+        self._current: dict[int, str] = {}  # the current group of each worker
+        self._served: Counter[str] = Counter()  # number of workers whose current group it is
+        self._again: deque[Errand] = deque()  # requests that were sent before and go first
         self._gone = 0
 
     def __len__(self) -> int:
-        """How many wait, of those that are looked at."""
+        """Return how many requests wait, of those read so far."""
         return len(self._errands) + len(self._again)
 
     def look_ahead(self) -> None:
-        """Read on in the requests, as far as is looked."""
+        """Read requests up to the limits of the look-ahead."""
         while not self._exhausted and len(self._errands) < AHEAD and self._size < _CHARACTERS:
             request = next(self._requests, None)
             if request is None:
@@ -106,7 +106,7 @@ class Waiting:
                 self.add(errand_of(request))
 
     def add(self, errand: Errand) -> None:
-        """Let a request wait."""
+        """Add a request."""
         index = errand.request.index
         errand.came = self._gone
         self._errands[index] = errand
@@ -117,15 +117,15 @@ class Waiting:
         heappush(self._groups.setdefault(errand.group, []), entry)
 
     def put_back(self, errands: Iterable[Errand]) -> None:
-        """Let requests that were taken go before all others."""
+        """Put back requests that were taken; they go before all others."""
         self._again.extend(errands)
 
     def take(self, worker: int, samples: int) -> list[Errand]:
-        """The requests that a worker gets now.
+        """Take the requests that a worker gets now.
 
         Args:
-            worker: its number.
-            samples: that it has room for; the last request may have more.
+            worker: number of the worker.
+            samples: number of samples that it has room for; the last request may have more.
         """
         taken: list[Errand] = []
         while samples > 0 and len(self):
@@ -135,7 +135,7 @@ class Waiting:
         return taken
 
     def leave(self, worker: int) -> None:
-        """A worker is no longer at the group that it was at."""
+        """Note that a worker has left its current group."""
         group = self._current.pop(worker, None)
         if group is not None:
             self._served[group] -= 1
@@ -152,13 +152,13 @@ class Waiting:
         return self._remove(self._unserved() if index is None else index, worker)
 
     def _longest_of(self, heap: list[tuple[int, int]]) -> int | None:
-        """The longest that waits, of a heap; None if none does."""
+        """Return the longest request of a heap that still waits; None if there is none."""
         while heap and heap[0][1] not in self._errands:
             heappop(heap)
         return heap[0][1] if heap else None
 
     def _unserved(self) -> int:
-        """The longest whose group no worker is at, if it is among the first ones; else the longest."""
+        """Return the longest request whose group no worker has, if among the first few; else the longest."""
         looked: list[tuple[int, int]] = []
         found = longest = self._longest_of(self._longest)
         assert longest is not None
@@ -184,7 +184,7 @@ class Waiting:
         return errand
 
     def _forget(self, group: str) -> None:
-        """Give memory back: of a group of which nothing waits, and of entries that have gone."""
+        """Free memory: a group of which nothing waits, and heap entries of requests that were taken."""
         if self._longest_of(self._groups[group]) is None:
             del self._groups[group]
         if len(self._longest) > 2 * AHEAD + 2 * len(self._errands):
@@ -194,20 +194,20 @@ class Waiting:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """What the coordinator knows of a worker.
+    """The coordinator's record of a worker.
 
     Attributes:
-        number: from 1, as people see it.
-        identity: of its engine; None while it is not known, and it gets no work.
-        calls: that are not answered.
+        number: number of the worker from 1, as shown to users.
+        identity: description of its engine; None while it is unknown, and the worker gets no work.
+        calls: calls that are not answered.
         sent: requests that it has, by index.
         alone: whether it has one request that runs alone.
-        behind: whether it may still generate samples that have come already, from a worker that died.
-        stats: of its engine.
-        before: of its engines that have died.
-        deaths: since it was last ready.
+        behind: whether it may still generate samples that a worker that died had already delivered.
+        stats: counts of its engine.
+        before: counts of its engines that have died.
+        deaths: number of deaths since it was last ready.
         refused: whether it gets no more work for good.
-        reason: why.
+        reason: why it was refused.
         node: name of its machine, if it ever was ready.
     """
 
@@ -226,18 +226,18 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The worker's name in messages."""
         return f"worker {self.number}" + (f" on {self.node}" if self.node else "")
 
     def forget(self) -> None:
-        """It has to begin anew; nothing is known of what it does until then."""
+        """Have the worker begin anew; until then, nothing is known of what it does."""
         self.identity = None
         self.calls.clear()
         self.sent.clear()
         self.alone = self.behind = False
 
     def died(self) -> None:
-        """Likewise, and with another engine."""
+        """Note that the worker died: it begins anew with another engine."""
         self.forget()
         self.deaths += 1
         add_counts(self.before, self.stats)
@@ -245,7 +245,7 @@ class Worker:
 
 
 def add_counts(total: EngineStats, more: EngineStats) -> None:
-    """Add counts to others; `live` belongs to the moment, and `workers` to none of them."""
+    """Add counts to others, except `live`, `ready` and `workers`, which describe the present."""
     for one in fields(EngineStats):
         if one.name == "drafters":
             total.drafters.add(more.drafters)

@@ -16,9 +16,9 @@ class WorkersConfig:
     """How many workers generate, and where.
 
     Attributes:
-        number: of workers; None for one per GPU of the cluster, or one per node where there are none.
+        number: number of workers; None for one per GPU of the cluster, or one per node without GPUs.
         ray: address of a running Ray cluster that this machine belongs to, HOST:PORT or auto; None starts a Ray on
-            this machine for as long as the run takes.
+            this machine for the duration of the run.
     """
 
     PANEL: ClassVar = "Speed"
@@ -40,7 +40,7 @@ class WorkersConfig:
         """Check ranges.
 
         Raises:
-            EngineError: if one is wrong; names the option and its value.
+            EngineError: if one is wrong; the message names the option and its value.
         """
         if self.number is None and self.ray is None:
             raise EngineError("workers must be a whole number of at least 1 where there is no --ray")
