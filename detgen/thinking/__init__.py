@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Make transformers' `AutoConfig` and `AutoModelForCausalLM` know these models; a second call changes nothing."""
+    """Register these models with transformers' `AutoConfig` and `AutoModelForCausalLM`; may be called repeatedly."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from detgen.thinking.configuration import ThinkingStatesConfig
@@ -21,13 +21,13 @@ def register() -> None:
 
 
 def thinks(model: Any) -> TypeGuard[ThinkingStatesForCausalLM]:
-    """Whether a model is one of these. Imports nothing: as long as their module is not imported, there are none."""
+    """Return whether a model is one of these. Imports nothing: while their module is not imported, there are none."""
     modeling = sys.modules.get("detgen.thinking.modeling")
     return modeling is not None and isinstance(model, modeling.ThinkingStatesForCausalLM)
 
 
 def remedy(weight: str, *, missing: bool) -> str:
-    """What to do about a weight that is missing, or has a wrong shape; "" if it is no part of T or C."""
+    """Return what to do about a weight that is missing or has a wrong shape; "" unless it is part of T or C."""
     name = weight.partition(".")[0]
     part = {"thinker": "T (thinker)", "compressor": "C (compressor)"}.get(name)
     if part is None:

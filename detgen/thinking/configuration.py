@@ -9,20 +9,20 @@ from transformers import AutoConfig, PreTrainedConfig
 
 BACKBONES = ("llama", "mistral", "qwen2", "qwen3")
 EMPTY_STATES = ("keep", "zero")
-PAGE = 64  # positions of a page of detgen's KV cache; T's rows of a chunk must fit one
+PAGE = 64  # positions in a page of detgen's KV cache; T's rows of a chunk must fit one
 
 
 class ThinkingStatesConfig(PreTrainedConfig):
     """How a decoder reads in chunks, thinks after each and adds the thought's state to the next chunk's rows.
 
     Attributes:
-        backbone: the configuration of the decoder that reads: Llama, Mistral, Qwen2 or Qwen3.
+        backbone: configuration of the decoder that reads: Llama, Mistral, Qwen2 or Qwen3.
         chunk_size: tokens of a chunk (c).
-        inject_layer: the layer to whose input the state is added; 0 is the embeddings.
-        extract_layer: the layer whose input T reads, after the addition if it is the same one; negative ones count
-            from the last. It may not lie below `inject_layer`: T would read no state.
-        max_thought_tokens: most tokens of a thought, its end not counted.
-        empty_state: what an empty thought leaves: "keep" the state as it was, or "zero", the paper's.
+        inject_layer: layer to whose input the state is added; 0 is the embeddings.
+        extract_layer: layer whose input T reads, after the addition if it is the same layer; negative numbers count
+            from the last. It must not be below `inject_layer`, or T would read no state.
+        max_thought_tokens: most tokens of a thought, without its end.
+        empty_state: the state after an empty thought: "keep" leaves it as it was, "zero" is the paper's.
         initializer_range: standard deviation of new weights, the backbone's.
     """
 
@@ -39,10 +39,10 @@ class ThinkingStatesConfig(PreTrainedConfig):
         empty_state: str = "keep",
         **kwargs: Any,
     ) -> None:
-        """Take the settings; those of every transformers model may follow by name.
+        """Take the settings; those common to all transformers models may follow by name.
 
         Raises:
-            ValueError: if they do not fit together; names the setting and what it may be.
+            ValueError: if they do not fit together; the message names the setting and its allowed values.
         """
         self.backbone = _backbone(backbone)
         self.chunk_size = chunk_size
@@ -82,21 +82,21 @@ class ThinkingStatesConfig(PreTrainedConfig):
 
     @property
     def extract_index(self) -> int:
-        """`extract_layer`, counted from the first."""
+        """`extract_layer` as an index from the first layer."""
         return int(self.extract_layer % self.backbone.num_hidden_layers)
 
     @property
     def thought_end(self) -> int:
-        """The token that ends a thought: the backbone's end of sequence, the first of several."""
+        """Token that ends a thought: the backbone's end of sequence, the first of several."""
         ends = self.backbone.eos_token_id
         return int(ends[0] if isinstance(ends, list) else ends)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """The backbone's configuration, which has the vocabulary and the context."""
+        """Return the backbone's configuration, which has the vocabulary and the context."""
         return self.backbone
 
     def block(self) -> PreTrainedConfig:
-        """The configuration of T's and C's layer: the backbone's, of one layer that attends to all that it has read."""
+        """Return the configuration of T's and C's layer: the backbone's, with one layer of full attention."""
         block = copy.deepcopy(self.backbone)
         block.num_hidden_layers = 1
         for name, value in {
@@ -110,10 +110,10 @@ class ThinkingStatesConfig(PreTrainedConfig):
 
 
 def _backbone(given: Any) -> PreTrainedConfig:
-    """The configuration of the backbone, of a supported kind.
+    """Return the configuration of the backbone, of a supported kind.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it is of another kind, or has no end of sequence.
     """
     kinds = f"{', '.join(BACKBONES[:-1])} or {BACKBONES[-1]}"
     if given is None:
@@ -129,7 +129,7 @@ def _backbone(given: Any) -> PreTrainedConfig:
 
 
 def _check_range(name: str, value: Any, low: int, high: int | None) -> None:
-    """Raise ValueError if the setting is no whole number from low to high; no bound where high is None."""
+    """Raise ValueError unless the setting is a whole number from low to high; None for high means no bound."""
     if type(value) is not int or value < low or (high is not None and value > high):
         bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name} must be a whole number {bounds}, got {value!r}")

@@ -20,17 +20,17 @@ from transformers.modeling_outputs import ModelOutput
 from detgen.thinking.configuration import ThinkingStatesConfig
 
 Thought = tuple[int, ...]  # token ids without the end; () for none
-IGNORED = -100  # in labels and thoughts: nothing to learn here
+IGNORED = -100  # in labels and thoughts: no target here
 
 
 @dataclass
 class ThinkingStatesOutput(ModelOutput):
-    """What `forward` returns.
+    """The result of `forward`.
 
     Attributes:
-        loss: of the labels and of the thoughts, weights 1 and 1; None without labels.
+        loss: sum of the losses of labels and thoughts; None without labels or gold thoughts.
         logits: [batch, tokens, vocabulary].
-        thought_loss: mean cross-entropy of the tokens of the gold thoughts and of their ends.
+        thought_loss: mean cross-entropy over tokens and ends of the gold thoughts.
         thought_logits: [batch, chunks, width, vocabulary], with gold thoughts.
     """
 
@@ -42,13 +42,13 @@ class ThinkingStatesOutput(ModelOutput):
 
 @dataclass(frozen=True)
 class Reading:
-    """What `read` found.
+    """The result of `read`.
 
     Attributes:
-        tokens: the ids that were read, and those that were generated.
-        logits: [tokens, vocabulary], of every token that was read: the last generated one was not.
-        thoughts: of each full chunk that was read.
-        states: [full chunks + 1, c, hidden]; the state of each full chunk that was read, and the one after the last.
+        tokens: ids that were read, and those that were generated.
+        logits: [tokens, vocabulary], of every token that was read; the last generated one was not.
+        thoughts: thought of each full chunk that was read.
+        states: [full chunks + 1, c, hidden]; state of each full chunk that was read, and the one after the last.
     """
 
     tokens: list[int]
@@ -62,7 +62,7 @@ class Thinker(nn.Module):
 
     Attributes:
         layer: one decoder layer of the backbone's kind.
-        norm: the norm before the output layer.
+        norm: norm before the output layer.
         head: output layer, hidden size to vocabulary.
     """
 
@@ -86,14 +86,14 @@ class Compressor(nn.Module):
 class ThinkingStatesForCausalLM(PreTrainedModel):
     """A decoder that thinks after each chunk of its input.
 
-    T reads the input of layer `extract_index` at positions 0 to c - 1; its output at position c - 1 foretells the first
+    T reads the input of layer `extract_index` at positions 0 to c - 1; its output at position c - 1 predicts the first
     token of the thought, whose embeddings follow at c, c + 1, ... The state is added to the input of layer
-    `inject_layer`; if that is the layer whose input T reads, T reads it after the addition. C reads the thought and its
-    end at positions 0, 1, ...; its last c outputs are the state, at the last places of the chunk, zeros before them.
-    T and C use the backbone's rotary embedding, and attend to all rows up to their own.
+    `inject_layer`; if T reads the input of the same layer, it reads it after the addition. C reads the thought and its
+    end at positions 0, 1, ...; its last c outputs are the state, aligned to the end of the chunk, with zeros before
+    them. T and C use the backbone's rotary embedding, and attend to all rows up to their own.
 
     Attributes:
-        backbone: the transformers decoder with its output layer.
+        backbone: transformers' decoder with its output layer.
         thinker: T.
         compressor: C.
     """
@@ -114,7 +114,7 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
         self.post_init()
 
     def set_attn_implementation(self, *args: Any, **kwargs: Any) -> None:
-        """Set the attention function of the backbone's layers, of T and of C; arguments as in transformers."""
+        """Set the attention function of the backbone's layers, T and C; arguments as in transformers."""
         super().set_attn_implementation(*args, **kwargs)
         chosen = self.backbone.config._attn_implementation
         layers: tuple[Any, ...] = (self.thinker.layer, self.compressor.layer)
@@ -122,7 +122,7 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
             layer.self_attn.config._attn_implementation = chosen
 
     def get_input_embeddings(self) -> nn.Module:
-        """The backbone's embeddings, which T and C share."""
+        """Return the backbone's embeddings, which T and C share."""
         embeddings: nn.Module = self.backbone.get_input_embeddings()
         return embeddings
 
@@ -131,7 +131,7 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
         self.backbone.set_input_embeddings(value)
 
     def get_output_embeddings(self) -> nn.Module:
-        """The backbone's output layer."""
+        """Return the backbone's output layer."""
         head: nn.Module = self.backbone.get_output_embeddings()
         return head
 
@@ -147,7 +147,7 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
         Args:
             ids: int64 [batch, rows], at positions `first` and after.
             states: [batch, rows, hidden]; None for zeros.
-            cache: a `DynamicCache` of the positions before, which is extended; None if there are none.
+            cache: a `DynamicCache` of the positions before, which is extended; None without one.
             first: position of the first row.
 
         Returns:
@@ -164,7 +164,7 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
         return self.backbone.lm_head(inner.norm(x)), extracted
 
     def _layer(self, layer: Any, x: torch.Tensor, cache: Any = None, first: int = 0) -> torch.Tensor:
-        """One decoder layer over rows [batch, rows, hidden] from a position on; causal, within the layer's window."""
+        """Run a decoder layer over rows [batch, rows, hidden] from a position on; causal, within the layer's window."""
         end = first + x.shape[1]
         keys = x.shape[1] + (cache.get_seq_length(layer.self_attn.layer_idx) if cache is not None else 0)
         positions = torch.arange(first, end, device=x.device)
@@ -184,10 +184,10 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
 
     @torch.no_grad()
     def think(self, hidden: torch.Tensor) -> list[Thought]:
-        """The thoughts about some chunks, greedy, ties to the lowest id.
+        """Return the thoughts about some chunks: greedy, ties go to the lowest id.
 
         Args:
-            hidden: [chunks, c, hidden], what T reads.
+            hidden: [chunks, c, hidden], which T reads.
         """
         thoughts: list[list[int]] = [[] for _ in hidden]
         cache, first, rows, live = DynamicCache(), 0, hidden, list(range(len(hidden)))
@@ -208,13 +208,13 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
             rows = self.get_input_embeddings()(tokens[kept])[:, None]
 
     def compress(self, thoughts: Sequence[Thought]) -> torch.Tensor:
-        """The states of some thoughts: [thoughts, c, hidden]; C's states of their ends alone for empty ones."""
+        """Return the states of some thoughts, [thoughts, c, hidden]; for an empty thought, from its end alone."""
         end, longest = self.config.thought_end, max(map(len, thoughts)) + 1
         ids = torch.tensor([[*t, *[end] * (longest - len(t))] for t in thoughts], device=self.device)
         return self._compressed(ids, torch.tensor([len(t) + 1 for t in thoughts], device=self.device))
 
     def _compressed(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """C's last c outputs [n, c, hidden] over ids [n, width], of which the first `lengths` [n] count."""
+        """Return C's last c outputs [n, c, hidden] over ids [n, width], of which the first `lengths` [n] count."""
         out, c = self._layer(self.compressor.layer, self.get_input_embeddings()(ids)), self.config.chunk_size
         at = torch.arange(c, device=ids.device) - c + lengths[:, None]
         last = out.gather(1, at.clamp(0, ids.shape[1] - 1)[..., None].expand(-1, -1, out.shape[-1]))
@@ -222,7 +222,7 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
         return states
 
     def next_state(self, thought: Thought, state: torch.Tensor) -> torch.Tensor:
-        """The state [c, hidden] of the chunk after one that had `state` and thought `thought`."""
+        """Return the state [c, hidden] after a chunk that had `state` and thought `thought`."""
         if thought:
             return self.compress([thought])[0]
         return state if self.config.empty_state == "keep" else torch.zeros_like(state)
@@ -233,7 +233,7 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
 
         Args:
             input_ids: [tokens], at least one.
-            new_tokens: most tokens to generate; fewer after an end of sequence.
+            new_tokens: most tokens to generate; fewer if the sequence ends.
         """
         tokens, c = torch.as_tensor(input_ids).flatten().tolist(), self.config.chunk_size
         most, cache, done = len(tokens) + new_tokens, DynamicCache(), 0
@@ -268,10 +268,10 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
         """Read a batch with its gold thoughts, all chunks at once; without them, each sequence by `read`.
 
         Args:
-            input_ids: int64 [batch, tokens], padded behind.
+            input_ids: int64 [batch, tokens], padded at the end.
             thoughts: int64 [batch, full chunks, width]: the tokens of each chunk's gold thought and its end, then -100;
-                -100 alone where there is no such chunk.
-            labels: int64 [batch, tokens]: the token ids to learn, -100 elsewhere. Logits foretell the next token.
+                only -100 if there is no such chunk.
+            labels: int64 [batch, tokens]: token ids to learn, -100 elsewhere. Logits predict the next token.
 
         Raises:
             ValueError: if there are not as many thoughts as full chunks.
@@ -288,7 +288,7 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
         return ThinkingStatesOutput(loss, logits, thought_loss, said)
 
     def _gold_states(self, thoughts: torch.Tensor) -> torch.Tensor:
-        """The states [batch, c * (full chunks + 1), hidden] that gold thoughts, as in `forward`, give each row."""
+        """Return the states [batch, c * (full chunks + 1), hidden] of all rows from gold thoughts as in `forward`."""
         c, (batch, chunks, _) = self.config.chunk_size, thoughts.shape
         made = torch.zeros(batch, chunks + 1, c, self.config.backbone.hidden_size, dtype=self.dtype, device=self.device)
         lengths = F.pad((thoughts != IGNORED).sum(-1), (1, 0))
@@ -301,10 +301,10 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
         return made.flatten(1, 2)
 
     def _said(self, hidden: torch.Tensor, thoughts: torch.Tensor) -> torch.Tensor:
-        """T's logits [batch, chunks, width, vocabulary] of the gold thoughts' tokens, after those before them."""
+        """Return T's logits [batch, chunks, width, vocabulary] of the tokens of gold thoughts, given those before."""
         c, lengths = self.config.chunk_size, (thoughts != IGNORED).sum(-1)
         said = hidden.new_zeros(*thoughts.shape, self.config.backbone.vocab_size)
-        for some in (lengths == 1, lengths > 1):  # most are empty, and cost less than the longest
+        for some in (lengths == 1, lengths > 1):  # most are empty, and cost less apart
             if some.any():
                 gold = thoughts[some][:, : int(lengths[some].max())]
                 before = self.get_input_embeddings()(gold[:, :-1].clamp(min=0))
@@ -315,7 +315,7 @@ class ThinkingStatesForCausalLM(PreTrainedModel):
 
 
 def _mean_loss(logits: torch.Tensor, gold: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of gold ids [...] by logits [..., vocabulary]; 0 if all are ignored."""
+    """Return the mean cross-entropy of gold ids [...] by logits [..., vocabulary]; 0 if all are ignored."""
     loss = F.cross_entropy(logits.flatten(0, -2), gold.flatten(), ignore_index=IGNORED, reduction="sum")
     mean: torch.Tensor = loss / (gold != IGNORED).sum().clamp(min=1)
     return mean
