@@ -1,4 +1,4 @@
-"""The stores that `--cache` names: where they are, what they hold, and making them smaller."""
+"""The stores of `--cache`: where they are, what they hold, and how to make them smaller."""
 
 from __future__ import annotations
 

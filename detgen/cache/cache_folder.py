@@ -1,4 +1,4 @@
-"""Where the stores of `--cache` are, what is in them, and making one smaller; other processes may use it meanwhile."""
+"""Opens, describes and prunes the stores of `--cache`; other processes may use them meanwhile."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from detgen.outputs.shared_store import SharedStore
 from detgen.outputs.store import STORE, Store
 
 _PRIVATE = 0o700  # it holds what its user had generated
-_BATCH = 1000  # entries to a transaction, so that no other process waits for long
-_PAGES = 4000  # that are given back at a time, likewise
+_BATCH = 1000  # entries per transaction, so that no other process waits for long
+_PAGES = 4000  # pages to free at a time, for the same reason
 
 
 def make_store(folder: Path | None, say: Callable[[str], None] = lambda text: None) -> SharedStore:
-    """The cache of a folder, which is made if it is not there; None is the user's.
+    """Open the cache in a folder, creating it if it does not exist; None is the user's cache.
 
     Raises:
-        StoreError: something else is in its place, or it cannot be used.
+        StoreError: if something else has its name, or it cannot be used.
     """
     folder = folder or user_cache()
     try:
@@ -44,15 +44,15 @@ def make_store(folder: Path | None, say: Callable[[str], None] = lambda text: No
 def store_of_run(
     cache: Path | Literal["auto"] | None, output: Path, say: Callable[[str], None]
 ) -> Iterator[SharedStore | None]:
-    """The store of `--cache`; None if none is asked for, or it cannot be used, which is said.
+    """Open the store of `--cache`; None if it is not asked for or cannot be used, which is reported.
 
     Args:
-        cache: as `RunConfig.cache`.
+        cache: as in `RunConfig.cache`.
         output: the output folder.
-        say: is told what goes wrong.
+        say: receives errors.
 
     Raises:
-        RunError: it is to be in the output folder.
+        RunError: if it would be in the output folder.
     """
     store = None
     if cache is not None:
@@ -71,10 +71,10 @@ def store_of_run(
 
 @contextmanager
 def open_store(folder: Path | None) -> Iterator[Store]:
-    """The cache of a folder, which is there already; None is the user's.
+    """Open the cache in a folder, which must exist; None is the user's cache.
 
     Raises:
-        StoreError: there is none, or it cannot be used.
+        StoreError: if there is none, or it cannot be used.
     """
     path = (folder or user_cache()) / STORE
     if not path.exists():
@@ -88,11 +88,11 @@ class Model:
     """What a cache has of one model under one profile.
 
     Attributes:
-        name: of the model.
-        digest: the beginning of the profile's.
-        version: of detgen.
-        completions: how many.
-        tokens: of these together.
+        name: name of the model.
+        digest: beginning of the profile's digest.
+        version: detgen's version.
+        completions: number of completions.
+        tokens: number of their tokens.
     """
 
     name: str
@@ -103,20 +103,20 @@ class Model:
 
     @property
     def usable(self) -> bool:
-        """Whether this version of detgen can use them."""
+        """Whether this version of detgen can use the completions."""
         return self.version == detgen.__version__
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a cache has.
+    """The contents of a cache.
 
     Attributes:
         size: bytes of the database.
-        models: by number of completions, most first.
-        oldest: when the one was used that was not used for longest, in seconds since 1970; None if there is none.
-        latest: when one was used last.
-        damaged: completions whose digests are wrong; None if that was not checked.
+        models: what it has of each model, most completions first.
+        oldest: time of use of the completion unused for longest, in seconds since 1970; None if there is none.
+        latest: time of the latest use.
+        damaged: number of completions with a wrong digest; None if that was not checked.
     """
 
     size: int
@@ -127,18 +127,18 @@ class Contents:
 
     @property
     def completions(self) -> int:
-        """How many completions it has."""
+        """Number of completions."""
         return sum(model.completions for model in self.models)
 
     @property
     def tokens(self) -> int:
-        """Tokens of these together."""
+        """Number of their tokens."""
         return sum(model.tokens for model in self.models)
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was removed: completions, and bytes of the database before and after."""
+    """The result of pruning: completions removed, and bytes of the database before and after."""
 
     removed: int
     before: int
@@ -146,14 +146,14 @@ class Pruned:
 
 
 def contents(store: Store, *, check: bool = False) -> Contents:
-    """What a cache has.
+    """Return the contents of a cache.
 
     Args:
         store: the cache.
-        check: whether to read each completion and see if it is whole.
+        check: read each completion and verify its digest.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: if it cannot be read.
     """
     with store.watched():
         models = store.db.execute(
@@ -171,16 +171,16 @@ def contents(store: Store, *, check: bool = False) -> Contents:
 
 
 def prune(store: Store, *, older_than: float | None = None, max_size: int | None = None) -> Pruned:
-    """Remove completions, and give their space back.
+    """Remove completions and all descriptions of engines, and free their space.
 
     Args:
         store: the cache.
-        older_than: remove those that were not used for so many seconds.
-        max_size: remove those that were used least recently, until the database has so many bytes at most. With
-            neither, those go that are damaged or that this version of detgen cannot use.
+        older_than: remove completions unused for this many seconds.
+        max_size: remove the least recently used completions until the database has at most this many bytes. With
+            neither, damaged completions and those that this version of detgen cannot use are removed.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: if it cannot be written.
     """
     before, removed = _size(store), 0
     doomed: list[Iterator[list[int]]] = []
@@ -205,13 +205,13 @@ def prune(store: Store, *, older_than: float | None = None, max_size: int | None
 
 
 def _size(store: Store) -> int:
-    """Bytes of the database, without what is free in it."""
+    """Return the bytes of the database, without free pages."""
     with store.watched():
         return (store.pragma("page_count") - store.pragma("freelist_count")) * store.pragma("page_size")
 
 
 def _damaged(store: Store) -> Iterator[list[int]]:
-    """Entries that are damaged, some at a time."""
+    """Yield damaged entries, some at a time."""
     last = -1
     while rows := store.db.execute(
         "SELECT entries.id, key, value FROM entries LEFT JOIN packed USING (id) WHERE entries.id > ?"
@@ -235,10 +235,10 @@ def _unused_since(store: Store, moment: int) -> Iterator[list[int]]:
 
 
 def _least_used(store: Store, most: int) -> Iterator[list[int]]:
-    """Entries without which the database has so many bytes at most, as far as the rest of it leaves room."""
+    """Yield the entries to remove until the database has at most this many bytes, some at a time."""
     joined = "entries LEFT JOIN packed USING (id)"
     query = f"SELECT entries.id, length(value) FROM {joined} ORDER BY used, entries.id LIMIT ?"
     while (excess := _size(store) - most) > 0 and (rows := store.db.execute(query, (_BATCH,)).fetchall()):
         before = accumulate((size or 0 for _, size in rows), initial=0)
-        # They free whole pages, hence more than their bytes: half as many at a time do not overshoot.
+        # Removing them frees whole pages, hence more than their bytes: half as many at a time do not overshoot.
         yield [entry for (entry, _), sum in zip(rows, before, strict=False) if 2 * sum < excess]
