@@ -1,4 +1,4 @@
-"""How the numbers of a GGUF file's tensors become what transformers' models take."""
+"""Changes that turn the numbers of a GGUF file's tensors into those of transformers' models."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from detgen.models.rates import logarithms
 
 
 class Change(NamedTuple):
-    """What becomes of a tensor.
+    """The change of a tensor.
 
     Attributes:
-        order: which of its rows comes first, second and so on; None leaves them.
-        columns: which of its columns does, likewise.
-        by: which of `CHANGES` makes its numbers what the model takes; None leaves them.
+        order: source row of each row; None leaves the rows.
+        columns: source column of each column; None leaves the columns.
+        by: name in `CHANGES` of the change of its numbers; None leaves them.
     """
 
     order: np.ndarray | None = None

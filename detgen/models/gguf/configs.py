@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 ELSE = "give the model as a folder in the Hugging Face layout"
-FACTORS = "rope_freqs.weight"  # by which frequencies of a rotary embedding are divided
-SHORT_FACTORS, LONG_FACTORS = (f"rope_factors_{reach}.weight" for reach in ("short", "long"))  # the same, of LongRoPE
+FACTORS = "rope_freqs.weight"  # divisors of a rotary embedding's frequencies
+SHORT_FACTORS, LONG_FACTORS = (f"rope_factors_{reach}.weight" for reach in ("short", "long"))  # LongRoPE's divisors
 # Layers of the models with 27 billion parameters, whose queries are divided by sqrt(hidden size / heads).
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
-_NEVER = 1e30  # the factor of a frequency by which nothing is rotated, or more
+_NEVER = 1e30  # a frequency divided by this or more rotates nothing
 _Value = TypeVar("_Value", int, float, str, bool, tuple[Any, ...])
 
 
@@ -101,7 +101,7 @@ class Said:
 
 
 def _common(of: Said, header: Header) -> dict[str, Any]:
-    """What both have."""
+    """Return the settings that GPT-OSS and Gemmas have."""
     vocabulary = rows_of(header, "token_embd.weight")
     of.agree("vocab_size", vocabulary)
     return {
@@ -135,7 +135,7 @@ def numbers_of(header: Header, path: Path, tensor: str) -> np.ndarray:
 
 
 def gpt_oss(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of GPT-OSS, whose experts' clamps and kinds of layers are always the same."""
+    """Return the configuration of GPT-OSS, whose experts' clamps and kinds of layers are always the same."""
     from transformers import GptOssConfig
 
     common = _common(of, header)
@@ -156,7 +156,7 @@ def gpt_oss(of: Said, header: Header, _: Path) -> PreTrainedConfig:
             "original_max_position_embeddings": of.take("rope.scaling.original_context_length", int),
             "beta_fast": of.take("rope.scaling.yarn_beta_fast", float, 32.0),
             "beta_slow": of.take("rope.scaling.yarn_beta_slow", float, 1.0),
-            "truncate": False,  # which files cannot say, and all checkpoints do
+            "truncate": False,  # files cannot say so, but all checkpoints do
         }
     elif kind != "none":
         raise of.misunderstood("rope.scaling.type", kind)
@@ -172,7 +172,7 @@ def gpt_oss(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def gemma3n(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of the text part of Gemma 3n."""
+    """Return the configuration of the text part of Gemma 3n."""
     from transformers import Gemma3nTextConfig
 
     common = _common(of, header)
@@ -207,7 +207,7 @@ def gemma3n(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def gemma4(of: Said, header: Header, path: Path) -> PreTrainedConfig:
-    """Of the text part of Gemma 4."""
+    """Return the configuration of the text part of Gemma 4."""
     from transformers import Gemma4TextConfig
 
     windows = of.each("attention.sliding_window_pattern", bool)
@@ -257,19 +257,19 @@ def gemma4(of: Said, header: Header, path: Path) -> PreTrainedConfig:
             },
         },
     )
-    if config.layer_types != kinds:  # the last one is made to see everything
+    if config.layer_types != kinds:  # the configuration gives the last layer full attention
         raise of.misunderstood("attention.sliding_window_pattern", tuple(windows))
     return config
 
 
 def _share(header: Header, path: Path, frequencies: int) -> float:
-    """Which share of frequencies rotates: a file has a factor of each, 1 of those, and then a huge one of the others.
+    """Return the share of frequencies that rotate: a file has the factor 1 for these, and a huge one for the others.
 
     Raises:
-        ValueError: if it has others, or none.
+        ValueError: if it has other factors, or none.
     """
     factors = numbers_of(header, path, FACTORS)
     count = int((factors == 1).sum())
     if factors.shape != (frequencies,) or (factors[:count] != 1).any() or (factors[count:] < _NEVER).any():
         raise ValueError(f"its {FACTORS} divides frequencies in a way that is not understood here; {ELSE}")
-    return min((count + 0.5) / frequencies, 1.0)  # so that what is rounded down is the number that it was
+    return min((count + 0.5) / frequencies, 1.0)  # rounding down gives the same number again

@@ -1,6 +1,6 @@
-"""Configurations of families whose layers are alike, made of what a GGUF file says, as llama.cpp's converter writes it.
+"""Configurations of families whose layers are alike, from GGUF files as llama.cpp's converter writes them.
 
-What a family always has, llama.cpp knows by the architecture, and files do not say it.
+Files omit what a family always has, which llama.cpp knows by the architecture.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from detgen.models.gguf.header import Header
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-EVERY = 4  # of so many layers, the last one sees all, or rotates nothing
-THETA = 10000.0  # of rotary embeddings of which a file does not say it, and of Hunyuan's before it is multiplied
+EVERY = 4  # every fourth layer has full attention, or no rotary embedding
+THETA = 10000.0  # base of rotary embeddings if a file gives none; Hunyuan's before it is multiplied
 _WINDOWED = 64  # layers of the EXAONE 4 that has windows, whatever a file says
-_OLMO_EPSILON = 1e-5  # of the first OLMo's norms
+_OLMO_EPSILON = 1e-5  # in the norms of the first OLMo
 RMS, MEAN = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
 def common(of: Said, header: Header) -> dict[str, Any]:
-    """What all have."""
+    """Return the settings that all families have."""
     vocabulary = rows_of(header, "token_embd.weight")
     of.agree("vocab_size", vocabulary)
     heads = of.take("attention.head_count", int)
@@ -39,25 +39,25 @@ def common(of: Said, header: Header) -> dict[str, Any]:
         "num_key_value_heads": of.take("attention.head_count_kv", int, heads),
         "max_position_embeddings": of.take("context_length", int),
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "pad_token_id": None,  # which may be none of a smaller vocabulary
+        "pad_token_id": None,  # a default may not exist in a smaller vocabulary
     }
 
 
 def rotary(of: Said, size: int, *, partly: bool = False, multiplier: float = 0.0) -> dict[str, Any]:
-    """How heads of a size rotate.
+    """Return the rotary embedding of heads of a size.
 
     Args:
-        of: what the file says.
-        size: of what rotates.
-        partly: whether a part of that may be all.
-        multiplier: of a file's multiplier of YaRN's logarithms, to be the configuration's; 0 for none.
+        of: the file's settings.
+        size: size of the part of a head that may rotate.
+        partly: whether only a part of that may rotate.
+        multiplier: factor from a file's multiplier of YaRN's logarithms to the configuration's; 0 if unused.
     """
     made: dict[str, Any] = {"rope_type": "default", "rope_theta": of.number("rope.freq_base", THETA)}
     turned = of.take("rope.dimension_count", int, size)
     if turned != size and (not partly or not 0 < turned < size):
         raise of.misunderstood("rope.dimension_count", turned)
     if partly:
-        share = turned / size  # what is rounded down has to be the number that it was
+        share = turned / size  # rounding it down must give the same number again
         made["partial_rotary_factor"] = share if int(size * share) == turned else (turned + 0.5) / size
     kind = of.take("rope.scaling.type", str, "none")
     if kind == "none":
@@ -85,14 +85,14 @@ def usual(
     sized: bool = True,
     norms: str = "rms_norm_eps",
 ) -> dict[str, Any]:
-    """What decoders have whose heads have one size.
+    """Return the settings of decoders whose heads have one size.
 
     Args:
-        of: what the file says.
-        header: of the file.
-        rotates: says how heads of a size rotate.
-        sized: whether the size of heads is the configuration's own to say; else it is theirs of the hidden size.
-        norms: what the configuration calls the smallest variance of norms.
+        of: the file's settings.
+        header: the file's header.
+        rotates: returns the rotary embedding of heads of a size.
+        sized: whether the configuration has the size of heads; otherwise it follows from the hidden size.
+        norms: the configuration's name of the epsilon of norms.
     """
     made = common(of, header)
     theirs: int = made["hidden_size"] // made["num_attention_heads"]
@@ -110,17 +110,17 @@ def usual(
 
 
 def kinds_of(windows: list[bool]) -> list[str]:
-    """What transformers calls layers that see a window, and those that see all."""
+    """Return transformers' names of layers with a window, and of layers with full attention."""
     return ["sliding_attention" if window else "full_attention" for window in windows]
 
 
 def biased(header: Header, tensor: str) -> bool:
-    """Whether layers have a bias there."""
+    """Return whether layers have a bias for a tensor."""
     return f"blk.0.{tensor}.bias" in header.tensors or (tensor == "attn_q" and biased(header, "attn_qkv"))
 
 
 def granite_settings(of: Said, header: Header) -> dict[str, Any]:
-    """What Granite's models have."""
+    """Return the settings of Granite's models."""
     return {
         **usual(of, header, sized=False),
         "attention_multiplier": of.number("attention.scale"),
@@ -132,14 +132,14 @@ def granite_settings(of: Said, header: Header) -> dict[str, Any]:
 
 
 def granite(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Granite 3 and dense Granite 4."""
+    """Return the configuration of Granite 3 and dense Granite 4."""
     from transformers import GraniteConfig
 
     return GraniteConfig(**granite_settings(of, header), mlp_bias=biased(header, "ffn_up"))
 
 
 def smollm3(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of SmolLM3, whose every fourth layer rotates nothing."""
+    """Return the configuration of SmolLM3, in which every fourth layer has no rotary embedding."""
     from transformers import SmolLM3Config
 
     return SmolLM3Config(
@@ -151,7 +151,7 @@ def smollm3(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def olmo2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of OLMo 2; with windows, of OLMo 3, whose windows rotate in the usual way."""
+    """Return the configuration of OLMo 2; with windows, of OLMo 3, whose layers with windows are not stretched."""
     from transformers import Olmo2Config, Olmo3Config
 
     made = usual(of, header, sized=False) | {"attention_bias": biased(header, "attn_q")}
@@ -169,7 +169,7 @@ def olmo2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def olmo(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of the first OLMo, whose norms have no weights."""
+    """Return the configuration of the first OLMo, whose norms have no weights."""
     from transformers import OlmoConfig
 
     made = usual(of, header, sized=False, norms="layer_norm_eps")
@@ -179,37 +179,37 @@ def olmo(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def glm(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of GLM-4 before 0414."""
+    """Return the configuration of GLM-4 before 0414."""
     from transformers import GlmConfig
 
     return GlmConfig(**usual(of, header, partial(rotary, partly=True)), attention_bias=biased(header, "attn_q"))
 
 
 def glm4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of GLM-4 from 0414 on."""
+    """Return the configuration of GLM-4 from 0414 on."""
     from transformers import Glm4Config
 
     return Glm4Config(**usual(of, header, partial(rotary, partly=True)), attention_bias=biased(header, "attn_q"))
 
 
 def mistral3(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Ministral 3, whose queries grow with positions, and of the text model of Mistral Small 3."""
+    """Return the configuration of Ministral 3, whose queries grow with position, or of Mistral Small 3's text model."""
     from transformers import Ministral3Config, MistralConfig
 
     made = usual(of, header, partial(rotary, multiplier=1.0)) | {"sliding_window": None}
-    if made["rope_parameters"].get("mscale", 1) != 1:  # of which a file says one half
+    if made["rope_parameters"].get("mscale", 1) != 1:  # a file gives only one of the two
         raise of.misunderstood("rope.scaling.yarn_log_multiplier", made["rope_parameters"]["mscale"])
     growing = of.number("attention.temperature_scale", 0.0)
     if not growing:
         return MistralConfig(**made)
-    if made["rope_parameters"]["rope_type"] != "yarn":  # which says from which positions on
+    if made["rope_parameters"]["rope_type"] != "yarn":  # which gives the position where growth begins
         raise of.misunderstood("attention.temperature_scale", growing)
     made["rope_parameters"]["llama_4_scaling_beta"] = growing
     return Ministral3Config(**made)
 
 
 def cohere2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Command R7B and A, of whose layers every fourth sees all, and rotates nothing."""
+    """Return the configuration of Command R7B and A; every fourth layer has full attention and no rotary embedding."""
     from transformers import Cohere2Config
 
     windows = [(i + 1) % EVERY != 0 for i in range(of.layers)]
@@ -224,7 +224,7 @@ def cohere2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def exaone4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of EXAONE 4, with windows, of whose layers only these rotate, or without."""
+    """Return the configuration of EXAONE 4: with windows, when only layers that have one rotate, or without."""
     from transformers import Exaone4Config
 
     window = of.take("attention.sliding_window", int, None if of.layers == _WINDOWED else 0)
@@ -233,7 +233,7 @@ def exaone4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def seed_oss(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Seed-OSS."""
+    """Return the configuration of Seed-OSS."""
     from transformers import SeedOssConfig
 
     return SeedOssConfig(
@@ -245,18 +245,18 @@ def seed_oss(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def arcee(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of AFM."""
+    """Return the configuration of AFM."""
     from transformers import ArceeConfig
 
     return ArceeConfig(**usual(of, header), attention_bias=biased(header, "attn_q"), mlp_bias=biased(header, "ffn_up"))
 
 
 def stretched(of: Said, size: int) -> dict[str, Any]:
-    """How heads of Hunyuan rotate: the base of a file has been multiplied by a power of a whole number."""
+    """Return Hunyuan's rotary embedding; the base in a file has been multiplied by a power of a whole number."""
     if not of.says("rope.scaling.type"):
         return rotary(of, size)
     of.agree("rope.scaling.factor", 1)
-    of.take("rope.scaling.original_context_length", int, 0)  # the same as the whole one
+    of.take("rope.scaling.original_context_length", int, 0)  # the same as the whole context
     made, power = rotary(of, size), size / (size - 2)
     alpha = round((made["rope_theta"] / THETA) ** (1 / power))
     if np.float32(THETA * alpha**power) == np.float32(made["rope_theta"]):
@@ -265,21 +265,21 @@ def stretched(of: Said, size: int) -> dict[str, Any]:
 
 
 def hunyuan(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Hunyuan's models without experts."""
+    """Return the configuration of Hunyuan's models without experts."""
     from transformers import HunYuanDenseV1Config
 
     return HunYuanDenseV1Config(**usual(of, header, stretched), attention_bias=biased(header, "attn_q"))
 
 
 def ernie(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of ERNIE 4.5."""
+    """Return the configuration of ERNIE 4.5."""
     from transformers import Ernie4_5Config
 
     return Ernie4_5Config(**usual(of, header), use_bias=biased(header, "attn_q"))
 
 
 def cohere(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Command R and Aya."""
+    """Return the configuration of Command R and Aya."""
     from transformers import CohereConfig
 
     return CohereConfig(
@@ -290,14 +290,14 @@ def cohere(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def jais2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Jais 2."""
+    """Return the configuration of Jais 2."""
     from transformers import Jais2Config
 
     return Jais2Config(**usual(of, header, norms="layer_norm_eps"))
 
 
 def gemma(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of the first Gemma."""
+    """Return the configuration of the first Gemma."""
     from transformers import GemmaConfig
 
     return GemmaConfig(**usual(of, header))

@@ -1,6 +1,6 @@
-"""Families whose GGUF files are read by what is stated here, by llama.cpp's names of architectures.
+"""Families whose GGUF files are read as stated here, by llama.cpp's names of architectures.
 
-Of the others, transformers says what a file means.
+For other families, transformers interprets a file.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class GgufFamily(NamedTuple):
 
     Attributes:
         make: makes the configuration.
-        like: the family by whose ways transformers changes tensors: "llama" has rows of queries and keys in turns;
-            "" for none.
-        names: parameters of a layer, and which part of one, by what a tensor is called of which the tables say
-            nothing, or something else.
-        changes: makes, of the configuration, what becomes of tensors, by such names; of one with parts, by its own.
-        tokenized: whether transformers makes a byte-level tokenizer, as it does all others.
-        tables: the architecture whose tables say what tensors are called, where the gguf package has none of its own.
+        like: family as which transformers changes tensors: "llama" has interleaved rows of queries and keys; "" for
+            none.
+        names: parameter of a layer, and its part or None, by names of tensors that the tables lack or have differently.
+        changes: returns the changes of tensors for a configuration, by names as in `names`; a parameter with parts has
+            its own name there.
+        tokenized: whether transformers makes even a byte-level tokenizer; it makes all others.
+        tables: architecture whose tables of tensor names apply, if the gguf package has none for this one.
     """
 
     make: Callable[[Said, Header, Path], PreTrainedConfig]
@@ -113,10 +113,10 @@ GGUF_FAMILIES = {
 
 
 def config_of(header: Header, path: Path) -> PreTrainedConfig | None:
-    """The configuration of a file; None if that is for transformers.
+    """Return the configuration of a file; None if transformers has to make it.
 
     Raises:
-        ValueError: names what is missing or not understood.
+        ValueError: if a setting is missing or not understood; the message names it.
     """
     family = GGUF_FAMILIES.get(header.architecture)
     if family is None:

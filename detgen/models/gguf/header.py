@@ -1,7 +1,7 @@
-"""The header of a GGUF file, llama.cpp's format of a model in one file: its settings, and where its tensors lie.
+"""The header of a GGUF file, llama.cpp's format of a model in one file: its settings, and the places of its tensors.
 
-A file may come from a stranger: errors are reported in one line. Nothing but the header is read here, and
-neither torch nor a library is imported.
+A file may come from a stranger: errors are reported in one line. Only the header is read here, and neither torch nor
+another library is imported.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MAGIC = b"GGUF"
 
 _VERSIONS = (2, 3)
 _PLAIN = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_LENGTH = struct.Struct("<Q")  # of a string, before it
-_LIST = struct.Struct("<IQ")  # type and number of a list's entries, before them
+_LENGTH = struct.Struct("<Q")  # precedes a string
+_LIST = struct.Struct("<IQ")  # type and number of a list's entries, which precede them
 _STRING, _ARRAY = 8, 9
-_LAYERS = 1024  # entries of a list that may be of layers; vocabularies have more
-_LARGEST = 2**31 - 1  # of any size of a tensor: what fits the int32 of kernels
+_LAYERS = 1024  # longest list that may have an entry per layer; vocabularies have more
+_LARGEST = 2**31 - 1  # of any dimension of a tensor: fits the int32 of kernels
 
 
 class Entry(NamedTuple):
@@ -48,10 +48,10 @@ class Header(NamedTuple):
 
     Attributes:
         architecture: llama.cpp's name of the model's family.
-        settings: numbers and texts by their names, and lists with a number for each layer, as tuples; of another list
-            only its length, as a range.
+        settings: numbers and texts by name, and short lists of numbers, such as one per layer, as tuples; of other
+            lists only the length, as a range.
         tensors: tensors by name.
-        lists: where each list of the settings begins.
+        lists: offset of each list of the settings.
     """
 
     architecture: str
@@ -118,7 +118,7 @@ def list_of(path: Path, header: Header, key: str) -> list[Any]:
 
 @lru_cache(maxsize=8)
 def _header(path: Path, *of_this_file: int) -> Header:
-    """The header of a file, read once: a run asks for it before it loads anything, and a vocabulary takes its time."""
+    """Return the header of a file, read once: a run needs it before it loads anything, and a vocabulary takes time."""
     with path.open("rb") as file:
         if file.read(4) != MAGIC:
             raise _WrongError("it is not a GGUF file; give one, or a folder in the Hugging Face layout")
@@ -171,7 +171,7 @@ class _Reader:
         return Header(architecture, settings, found, lists)
 
     def _take(self, count: int) -> int:
-        """Where the next bytes begin."""
+        """Skip bytes and return the offset of the first one."""
         first, self._at = self._at, self._at + count
         if self._at > len(self._content):
             raise _EndError
@@ -189,7 +189,7 @@ class _Reader:
             raise _WrongError("a text of its header is not UTF-8") from None
 
     def _value(self, kind: int) -> Any:
-        """A value; a list of texts, or a long one, is passed over."""
+        """Read a value; lists of texts and long lists are skipped."""
         if kind in _PLAIN:
             return self._number(_PLAIN[kind])
         if kind == _STRING:

@@ -1,4 +1,4 @@
-"""Types of tensors of GGUF files: their blocks, and the weights in them, which are those of the gguf package."""
+"""Types of tensors in GGUF files: their blocks, and the weights in them, equal to those of the gguf package."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from detgen.program.storage import FORMATS, Storage, repeated
 if TYPE_CHECKING:
     from detgen.kernels.c.quantizing import Quantized
 
-_AT_A_TIME = 1 << 22  # entries
+_AT_A_TIME = 1 << 22  # entries to convert at a time
 
 
 class Kind(NamedTuple):
-    """A type.
+    """A type of tensors.
 
     Attributes:
-        name: llama.cpp's.
-        entries: of a block.
+        name: llama.cpp's name.
+        entries: number of entries of a block.
         size: bytes of a block.
-        storage: of whole numbers; None of numbers as they are.
-        weights: makes blocks, uint8 [blocks, size], whole numbers, int8 [blocks, entries], and their scales,
+        storage: storage of whole numbers; None for floats.
+        weights: converts blocks, uint8 [blocks, size], to whole numbers, int8 [blocks, entries], and their scales,
             [blocks, groups].
     """
 
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     weights: Callable[[np.ndarray], tuple[np.ndarray, Scales]] | None = None
 
     def read(self, blocks: np.ndarray) -> Quantized:
-        """The weights in blocks of whole numbers, uint8 [blocks, size], as [blocks, entries].
+        """Return the weights in blocks of whole numbers, uint8 [blocks, size], as [blocks, entries].
 
         Raises:
             ValueError: if a scale is not finite.
@@ -62,12 +62,12 @@ class Kind(NamedTuple):
 
 
 def _halves(x: np.ndarray) -> np.ndarray:
-    """Float16 numbers, uint8 [blocks, 2 n] -> [blocks, n]."""
+    """Return float16 numbers, uint8 [blocks, 2 n] -> [blocks, n]."""
     return np.ascontiguousarray(x).view(np.float16)
 
 
 def _planes(x: np.ndarray, bits: int, together: int) -> np.ndarray:
-    """Numbers of few bits, uint8 [blocks, n] -> [blocks, n * 8 / bits]: of so many bytes, the lowest bits first."""
+    """Return numbers of few bits, uint8 [blocks, n] -> [blocks, n * 8 / bits]; per `together` bytes, low bits first."""
     if together % 8:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
         numbers = (x.reshape(len(x), -1, 1, together) >> shifts) & np.uint8((1 << bits) - 1)
@@ -78,19 +78,19 @@ def _planes(x: np.ndarray, bits: int, together: int) -> np.ndarray:
 
 
 def _signed(x: np.ndarray, least: int = 0) -> np.ndarray:
-    """Int8, numbers that are counted from `least` on."""
+    """Return numbers counted from `least` on as int8."""
     return (x + np.uint8(least % 256)).view(np.int8)
 
 
 def _in_halves(steps: np.ndarray, minima: np.ndarray | None = None) -> Scales:
-    """Scales, and minima, as they are, uint8 [blocks, 2] each."""
+    """Return scales, and minima, that are float16, uint8 [blocks, 2] each."""
     return Scales(steps=_halves(steps), minima=None if minima is None else _halves(minima), storage=Storage.HALF)
 
 
 def _of_units(
     steps: np.ndarray, units: np.ndarray, minima: np.ndarray | None = None, minimum_units: np.ndarray | None = None
 ) -> Scales:
-    """Scales as int8 times their unit, uint8 [blocks, 2]; minima likewise, which files have with the other sign."""
+    """Return scales as int8 times their unit, uint8 [blocks, 2]; minima likewise, which files store negated."""
     return Scales(
         steps=steps,
         units=_halves(units),
@@ -114,7 +114,7 @@ def _q4_1(x: np.ndarray) -> tuple[np.ndarray, Scales]:
 
 
 def _q5(x: np.ndarray) -> np.ndarray:
-    """The numbers from 0 to 31 of Q5_0 and Q5_1: the highest bits, one behind the other, come first."""
+    """Return the numbers from 0 to 31 of Q5_0 and Q5_1; their highest bits come first, packed together."""
     bits = (np.arange(256)[:, None] >> np.arange(8) & 1).astype(np.uint8).view(np.int64).ravel()
     highest = bits[x[:, :4]].view(np.uint8)
     found: np.ndarray = _planes(x[:, 4:], 4, 16) | highest << 4
@@ -141,7 +141,7 @@ def _q3_k(x: np.ndarray) -> tuple[np.ndarray, Scales]:
 
 
 def _of_four_and_five(x: np.ndarray) -> Scales:
-    """The scales of Q4_K and Q5_K: eight numbers of 6 bits for scales and minima each, in twelve bytes."""
+    """Return the scales of Q4_K and Q5_K: eight numbers of 6 bits each for scales and for minima, in twelve bytes."""
     low, high, both = x[:, 4:8], x[:, 8:12], x[:, 12:16]
     steps = np.concatenate([low & 63, both & 15 | low >> 2 & 48], 1)
     minima = np.concatenate([high & 63, both >> 4 | high >> 2 & 48], 1)
@@ -162,7 +162,7 @@ def _q6_k(x: np.ndarray) -> tuple[np.ndarray, Scales]:
 
 
 def _levels(storage: Storage, codes: np.ndarray) -> np.ndarray:
-    """Int8, what codes stand for; bytes are translated in a tenth of the time that an index takes."""
+    """Return the levels of codes as int8; translating bytes takes a tenth of the time of indexing."""
     table = bytes(level % 256 for level in FORMATS[storage].levels).ljust(256)
     return np.frombuffer(codes.tobytes().translate(table), np.int8).reshape(codes.shape)
 
@@ -178,16 +178,16 @@ def _iq4_xs(x: np.ndarray) -> tuple[np.ndarray, Scales]:
 
 
 def _mxfp4(x: np.ndarray, together: int = 16) -> tuple[np.ndarray, Scales]:
-    """Scales are 2^(e - 128), as numbers are twice those of E2M1; 255 is no number."""
+    """Convert MXFP4. Scales are 2^(e - 128), since numbers are twice those of E2M1; an exponent of 255 is NaN."""
     exponents = x[:, :1].astype(np.int32)
     bits = np.where(exponents < 2, 1 << 21 + exponents % 2, (exponents - 1) << 23)  # the first two are subnormal
     steps = np.where(exponents == 255, np.float32(np.nan), bits.astype(np.int32).view(np.float32)).astype(BFLOAT16)
     return _levels(Storage.MICRO, _planes(x[:, 1:], 4, together)), Scales(steps=steps, storage=Storage.BFLOAT)
 
 
-# As safetensors files have them: numbers that follow each other share a byte. The scale is put in front of a block.
+# As in safetensors files: adjacent numbers share a byte. The scale is put in front of its block.
 MXFP4_IN_PAIRS = Kind("MXFP4", GROUP, 17, Storage.MICRO, partial(_mxfp4, together=1))
-# By their numbers.
+# By llama.cpp's numbers.
 KINDS = {
     0: Kind("F32", 1, 4),
     1: Kind("F16", 1, 2),
@@ -206,5 +206,5 @@ KINDS = {
     23: Kind("IQ4_XS", UNIT, 136, Storage.LEVEL, _iq4_xs),
     39: Kind("MXFP4", GROUP, 17, Storage.MICRO, _mxfp4),
 }
-# By their names.
+# By name.
 NAMED = {kind.name: kind for kind in KINDS.values()}

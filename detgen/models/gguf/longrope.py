@@ -16,16 +16,16 @@ from detgen.models.gguf.header import Header
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_BASE = 256  # hidden size by which MiniCPM's logits are measured, where a file does not say it
-_EMBEDDED, _DEEP = 12.0, 1.4  # what its embeddings are multiplied by, and by layers what its layers add, likewise
-_AMPLITUDE = 1.243163121016122  # of Phi-MoE's rotary embedding, whatever a file says: its checkpoints' own
+_BASE = 256  # hidden size at which MiniCPM's logits are not scaled, unless a file says otherwise
+_EMBEDDED, _DEEP = 12.0, 1.4  # factors of its embeddings and of what layers add, the latter over sqrt(layers); likewise
+_AMPLITUDE = 1.243163121016122  # factor of Phi-MoE's rotary embedding, from its checkpoints, whatever a file says
 
 
 def _factors(of: Said, header: Header, path: Path) -> dict[str, list[float]]:
-    """LongRoPE's factors, by what configurations call them; none if a file has none.
+    """Return LongRoPE's factors by their names in configurations; none if a file has none.
 
     Raises:
-        ValueError: if one list of them is missing, or the file says that something else is done.
+        ValueError: if one of the lists is missing, or the file asks for another kind of scaling.
     """
     if LONG_FACTORS not in header.tensors:
         return {}
@@ -35,16 +35,16 @@ def _factors(of: Said, header: Header, path: Path) -> dict[str, list[float]]:
 
 
 def _stretch(rope: dict[str, Any], factors: dict[str, list[float]], turned: int, original: int) -> dict[str, Any]:
-    """A rotary embedding that factors stretch, if there are any.
+    """Return a rotary embedding stretched by factors, if there are any.
 
     Args:
-        rope: without them.
-        factors: of frequencies.
-        turned: entries of a head that rotate.
-        original: positions before.
+        rope: the rotary embedding without them.
+        factors: factors of frequencies.
+        turned: number of entries of a head that rotate.
+        original: number of positions before the stretch.
 
     Raises:
-        ValueError: if these are not as many as frequencies.
+        ValueError: if there are not as many factors as frequencies.
     """
     for key, numbers in factors.items():
         if len(numbers) != turned // 2:
@@ -57,10 +57,10 @@ def _stretch(rope: dict[str, Any], factors: dict[str, list[float]], turned: int,
 
 
 def _phi(of: Said, header: Header, path: Path) -> tuple[dict[str, Any], int, float | None]:
-    """What Phi-3 and Phi-MoE have.
+    """Return what Phi-3 and Phi-MoE share.
 
     Returns:
-        Settings; positions before the stretch; and what LongRoPE multiplies by, if it is not what its paper says.
+        Settings; positions before the stretch; and LongRoPE's amplitude, None if it is as in its paper.
     """
     factors = _factors(of, header, path)
     made = usual(of, header, partial(rotary, partly=True), sized=False)
@@ -78,14 +78,14 @@ def _phi(of: Said, header: Header, path: Path) -> tuple[dict[str, Any], int, flo
 
 
 def phi3(of: Said, header: Header, path: Path) -> PreTrainedConfig:
-    """Of Phi-3, 3.5 and 4."""
+    """Return the configuration of Phi-3, 3.5 and 4."""
     from transformers import Phi3Config
 
     made, original, factor = _phi(of, header, path)
     rope = made["rope_parameters"]
     if factor is not None:
         rope["attention_factor"] = factor
-    if rope["rope_type"] == "linear":  # which the configuration would refuse to be told
+    if rope["rope_type"] == "linear":  # which the configuration would refuse
         made["rope_parameters"] = {"rope_theta": rope["rope_theta"]}
     config = Phi3Config(**made, original_max_position_embeddings=original)
     config.rope_parameters.update(rope)
@@ -93,7 +93,7 @@ def phi3(of: Said, header: Header, path: Path) -> PreTrainedConfig:
 
 
 def phimoe(of: Said, header: Header, path: Path) -> PreTrainedConfig:
-    """Of Phi-MoE."""
+    """Return the configuration of Phi-MoE."""
     from transformers import PhimoeConfig
 
     made, _, factor = _phi(of, header, path)
@@ -111,14 +111,14 @@ def phimoe(of: Said, header: Header, path: Path) -> PreTrainedConfig:
 
 
 def phi2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Phi-1 to 2."""
+    """Return the configuration of Phi-1 to 2."""
     from transformers import PhiConfig
 
     return PhiConfig(**usual(of, header, partial(rotary, partly=True), sized=False, norms="layer_norm_eps"))
 
 
 def minicpm(of: Said, header: Header, path: Path) -> PreTrainedConfig:
-    """Of MiniCPM, which transformers does not have, and which computes what Granite does."""
+    """Return a configuration for MiniCPM, which transformers does not have; it computes what Granite does."""
     from transformers import GraniteConfig
 
     factors = _factors(of, header, path)
@@ -136,7 +136,7 @@ def minicpm(of: Said, header: Header, path: Path) -> PreTrainedConfig:
 
 
 def minicpm3(of: Said, header: Header, path: Path) -> PreTrainedConfig:
-    """Of MiniCPM 3, whose files do not say by what it multiplies."""
+    """Return the configuration of MiniCPM 3, whose files do not give its factors."""
     from transformers import MiniCPM3Config
 
     factors = _factors(of, header, path)

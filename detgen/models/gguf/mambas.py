@@ -1,4 +1,4 @@
-"""Mambas, and hybrids of them and attentions, in GGUF files: what these say, and what becomes of their tensors."""
+"""Mambas, alone or with attention, in GGUF files: their configurations, and the changes of their tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from detgen.models.gguf.states import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# What configurations call heads, their size, groups, entries of a state, taps, biases of convolutions and of inputs.
+# Configurations' names of: heads, their size, groups, entries of a state, taps, biases of convolutions and of inputs.
 _PREFIXED = ("n_heads", "d_head", "n_groups", "d_state", "d_conv", "conv_bias", "proj_bias")
 _OF_HYBRIDS = tuple(f"mamba_{name}" for name in _PREFIXED)
 _OF_NEMOTRON = (
@@ -40,7 +40,7 @@ _HALVES = "shared_mlp.input_linear.weight"
 GRANITE_NAMES: Names = {
     "ssm_dt.bias": ("mamba.dt_bias", None),
     "ffn_gate_inp.weight": ("block_sparse_moe.router.weight", None),
-    # Of experts that all tokens have; without others, they are called otherwise.
+    # Of experts that all tokens use; in models without other experts, they have other names.
     **{f"ffn_gate{all_have}.weight": (_HALVES, 0) for all_have in ("_shexp", "")},
     **{f"ffn_up{all_have}.weight": (_HALVES, 1) for all_have in ("_shexp", "")},
     "ffn_down.weight": ("shared_mlp.output_linear.weight", None),
@@ -68,18 +68,18 @@ NEMOTRON_NAMES: Names = {tensor: (f"mixer.{name}", None) for tensor, name in _IN
 
 
 def mixers(config: Any) -> Mapping[str, Change]:
-    """What becomes of those of Mamba-2, whose heads and groups have dimensions of their own."""
+    """Return the changes of Mamba-2's tensors, whose heads and groups have dimensions of their own."""
     flat = {name: Change(by="flat") for name in ("ssm_d", "ssm_norm.weight")}
     return {**scans(config), **flat, "ssm_a": Change(by="flat logarithm")}
 
 
 def _kinds(kept: Sequence[int]) -> list[str]:
-    """Of layers with so many keys and values."""
+    """Return the kinds of layers by their numbers of key heads."""
     return [ATTENTION if heads else RECURRENT for heads in kept]
 
 
 def _mixers(of: Said, header: Header, names: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """How wide Mamba-2 mixers are, and the sizes and biases that have these names."""
+    """Return the width of Mamba-2 mixers, and their sizes and biases under these names."""
     heads, inner, groups = (of.take(f"ssm.{name}", int) for name in ("time_step_rank", "inner_size", "group_count"))
     if min(heads, groups) < 1 or heads % groups:
         raise of.misunderstood("ssm.group_count", groups)
@@ -91,7 +91,7 @@ def _mixers(of: Said, header: Header, names: Sequence[str]) -> tuple[int, dict[s
 
 
 def granitehybrid(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Granite 4 with Mamba-2 mixers; files of Bamba have no factor of attentions, and are refused."""
+    """Return the configuration of Granite 4 with Mamba-2; Bamba's files have no attention factor and are refused."""
     from transformers import GraniteMoeHybridConfig
 
     whole, kept = whole_of(of, header), heads_of_layers(of)
@@ -121,10 +121,10 @@ def granitehybrid(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def falcon_h1(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Falcon-H1; its checkpoints' factors are multiplied into the weights of files."""
+    """Return the configuration of Falcon-H1; files have its checkpoints' factors multiplied into the weights."""
     from transformers import FalconH1Config
 
-    rows_of(header, "output.weight")  # into which another factor is multiplied than into the embedding
+    rows_of(header, "output.weight")  # has another factor in it than the embedding
     whole, (inner, sizes) = whole_of(of, header), _mixers(of, header, _OF_HYBRIDS)
     heads = heads_of(of, whole["hidden_size"])
     return FalconH1Config(
@@ -145,7 +145,7 @@ def falcon_h1(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def nemotron_h(of: Said, header: Header, _path: Path) -> PreTrainedConfig:
-    """Of Nemotron-H, whose layers are mixers, attentions without positions, or feed-forwards, of experts or without."""
+    """Return the configuration of Nemotron-H: layers are mixers, attention without positions, MLPs or experts."""
     from transformers import NemotronHConfig
 
     kept, wide = of.each("attention.head_count_kv", int), of.each("feed_forward_length", int)
@@ -160,7 +160,7 @@ def nemotron_h(of: Said, header: Header, _path: Path) -> PreTrainedConfig:
     if of.take("rope.scaling.finetuned", bool, False):
         raise of.misunderstood("rope.scaling.finetuned", True)
     for name, kind in (("rope.dimension_count", 0), ("rope.freq_base", 0.0)):
-        of.take(name, type(kind), kind)  # of which there is none
+        of.take(name, type(kind), kind)  # Nemotron-H has no rotary embedding
     epsilons = [of.number(name) for name in (EPSILON, "attention.layer_norm_epsilon") if of.says(name)]
     if len({*epsilons}) != 1:
         raise of.misunderstood(EPSILON, epsilons)
@@ -179,7 +179,7 @@ def nemotron_h(of: Said, header: Header, _path: Path) -> PreTrainedConfig:
 
 
 def _mixture(of: Said, *, has_experts: bool) -> dict[str, Any]:
-    """Of Nemotron-H's experts; files may speak of them without having any."""
+    """Return the settings of Nemotron-H's experts; files may have them without having experts."""
     found = {
         "n_routed_experts": of.take("expert_count", int, 0),
         "num_experts_per_tok": of.take("expert_used_count", int, 0),
@@ -195,7 +195,7 @@ def _mixture(of: Said, *, has_experts: bool) -> dict[str, Any]:
 
 
 def mamba2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Mamba-2 alone."""
+    """Return the configuration of Mamba-2 without attention."""
     from transformers import Mamba2Config
 
     (inner, sizes), scan = _mixers(of, header, _OF_MAMBA), alone_of(of, header)

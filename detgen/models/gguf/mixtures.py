@@ -1,4 +1,4 @@
-"""Configurations of families with experts, made of what a GGUF file says; see `detgen/models/gguf/dense.py`."""
+"""Configurations of families with experts, from GGUF files; see `detgen/models/gguf/dense.py`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from detgen.models.gguf.states import Names
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-SOFTMAX, SIGMOID = 1, 2  # of scores
+SOFTMAX, SIGMOID = 1, 2  # functions of experts' scores
 _MAVERICK = 128  # experts of the Llama 4 that does not normalize queries and keys
 
 
-# Tensors of which the tables know nothing, see `GgufFamily.names`.
+# Tensors that the tables lack; see `GgufFamily.names`.
 ERNIE_NAMES: Names = {"exp_probs_b.bias": ("mlp.gate.moe_statics.e_score_correction_bias", None)}
 MINIMAX_NAMES: Names = {"exp_probs_b.bias": ("mlp.e_score_correction_bias", None)}
 GRANITE_NAMES: Names = {
@@ -38,7 +38,7 @@ GRANITE_NAMES: Names = {
 
 
 def granitemoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Granite with experts, and perhaps a shared one."""
+    """Return the configuration of Granite with experts, with or without a shared one."""
     from transformers import GraniteMoeConfig, GraniteMoeSharedConfig
 
     made = granite_settings(of, header)
@@ -50,7 +50,7 @@ def granitemoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def hunyuan_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Hunyuan's models with experts, each of which, and the shared one, is as wide as others' feed-forward."""
+    """Return the configuration of Hunyuan's models with experts, each as wide as the feed-forward of other layers."""
     from transformers import HunYuanMoEV1Config
 
     made = usual(of, header, stretched) | {"attention_bias": biased(header, "attn_q")}
@@ -63,7 +63,7 @@ def hunyuan_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def llama4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Llama 4's text models, whose windows are chunks, and whose queries grow where layers rotate nothing."""
+    """Return the configuration of Llama 4's text models: windows are chunks; queries grow in layers without RoPE."""
     from transformers import Llama4TextConfig
 
     made = usual(of, header)
@@ -80,7 +80,7 @@ def llama4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def olmoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of OLMoE."""
+    """Return the configuration of OLMoE."""
     from transformers import OlmoeConfig
 
     experts, used = of.take("expert_count", int), of.take("expert_used_count", int)
@@ -88,10 +88,10 @@ def olmoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def ernie_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of ERNIE 4.5 with experts."""
+    """Return the configuration of ERNIE 4.5 with experts."""
     from transformers import Ernie4_5_MoeConfig
 
-    of.take("expert_shared_feed_forward_length", int, 0)  # of another size than the shared experts have
+    of.take("expert_shared_feed_forward_length", int, 0)  # not the size of the shared experts
     return Ernie4_5_MoeConfig(
         **usual(of, header, sized=False),
         use_bias=biased(header, "attn_q"),
@@ -105,12 +105,12 @@ def ernie_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def corrections(_: Any) -> Mapping[str, Change]:
-    """What becomes of the corrections of ERNIE's scores, which are those of one group there."""
+    """Return the change of the corrections of ERNIE's scores, which are a row for one group in the model."""
     return {"exp_probs_b.bias": Change(by="in one row")}
 
 
 def minimax_m2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of MiniMax M2."""
+    """Return the configuration of MiniMax M2."""
     from transformers import MiniMaxM2Config
 
     of.agree("expert_gating_func", SIGMOID)
@@ -121,7 +121,7 @@ def minimax_m2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def mellum(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Mellum 2, whose windows rotate in the usual way."""
+    """Return the configuration of Mellum 2, whose layers with windows have an unstretched rotary embedding."""
     from transformers import MellumConfig
 
     made = usual(of, header)

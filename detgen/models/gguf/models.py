@@ -1,7 +1,7 @@
-"""Models from GGUF files: transformers tells their settings, tokenizers and names, the weights stay as they are stored.
+"""Models from GGUF files: transformers has their settings, tokenizers and names; weights stay as they are stored.
 
-What transformers leaves out of a file's settings is made up for here, or refused: a setting that is not understood
-could change every output.
+Settings of a file that transformers ignores are applied here, or refused: a setting that is not understood could
+change every output.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from detgen.program.arrays import tensor as as_tensor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Settings that transformers does not take over, and what its configurations call them.
+# Settings that transformers does not take over, with their names in its configurations.
 _LEFT_OUT = {
     "attention.key_length": "head_dim",
     "attention.value_length": "head_dim",
     "attention.sliding_window": "sliding_window",
     "attention.layer_norm_epsilon": "norm_eps",
     "use_parallel_residual": "use_parallel_residual",
-    "rope.scaling.original_context_length": "original_max_position_embeddings",  # of Phi-3, also without a scaling
+    "rope.scaling.original_context_length": "original_max_position_embeddings",  # Phi-3's, also without scaling
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "expert_count": "num_local_experts",
@@ -52,16 +52,16 @@ _LEFT_OUT = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
-# Of rotary embeddings, by the kind of layers that have them, where there are several.
+# Bases of rotary embeddings, by the kind of layers if there are several.
 _BASES = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
-_CHECKED = {"rope.dimension_count", "vocab_size"}  # by the shapes of what is loaded
-_CORRECTIONS = "e_score_correction_bias", "expert_bias"  # of experts' scores: buffers, of which a file has the numbers
-# Architectures whose pieces and spaces are those of another one.
+_CHECKED = {"rope.dimension_count", "vocab_size"}  # against the shapes of what is loaded
+_CORRECTIONS = "e_score_correction_bias", "expert_bias"  # of experts' scores: buffers whose numbers a file has
+# Architectures whose tokenizers are built like those of another one.
 _TOKENIZED_AS = {
     "gemma3n": "gemma3",
     **dict.fromkeys(("phimoe", "minicpm", "minicpm3", "ernie4_5", "ernie4_5-moe"), "phi3"),
 }
-# Texts of the tokens that end a sequence, of which a file has one, by its architecture.
+# Texts of the tokens that end a sequence, by architecture; a file has only one.
 _ENDS = {
     "gpt-oss": ("<|return|>", "<|call|>", "<|endoftext|>"),
     "gemma4": ("<eos>", "<turn|>", "<|tool_response>"),
@@ -73,7 +73,7 @@ _ENDS = {
 
 
 def settings(path: Path, header: Header) -> tuple[Any, Any]:
-    """The configuration and the tokenizer of a file.
+    """Return the configuration and the tokenizer of a file.
 
     Raises:
         ValueError: if the file has settings that are not understood here.
@@ -85,7 +85,7 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
     config, way = config_of(header, path), way_of(header)
     if config is not None and way is not None and not GGUF_FAMILIES[header.architecture].tokenized:
         return config, own_tokenizer(header, path)
-    # By itself, so that no file beside it has a say.
+    # In a folder of its own, so that no file next to it has any influence.
     with TemporaryDirectory() as folder, quick_gguf():
         (Path(folder) / "model.gguf").symlink_to(path.resolve())
         _know_spaces(header)
@@ -101,7 +101,7 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
         if config is not None:
             return config, tokenizer
         config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
-    if config.model_type == "llama" and "llama.expert_count" in header.settings:  # llama.cpp calls Mixtral so, too
+    if config.model_type == "llama" and "llama.expert_count" in header.settings:  # llama.cpp's name of Mixtral, too
         given = config.to_dict()
         config = MixtralConfig(**{name: given[name] for name in given.keys() - {"model_type", "architectures"}})
     _complete(config, header)
@@ -109,16 +109,16 @@ def settings(path: Path, header: Header) -> tuple[Any, Any]:
 
 
 def _begins_at_once(header: Header) -> bool:
-    """Whether a file says that no space comes before a text, and transformers would put one there."""
+    """Return whether a file says that no space precedes a text, where transformers would add one."""
     like_llama = header.settings.get(MODEL) == "llama" and not header.architecture.startswith("gemma")
     return like_llama and header.settings.get(PREFIXED) is False
 
 
 def _know_spaces(header: Header) -> None:
-    """Have transformers make tokenizers as it makes those of the families whose they are; it would take Llama's.
+    """Have transformers build tokenizers as for the families whose they are, instead of as Llama's.
 
     Raises:
-        ValueError: if it does not know those, either.
+        ValueError: if it does not know those either.
     """
     if (same := _TOKENIZED_AS.get(header.architecture)) is None:
         return
@@ -133,18 +133,18 @@ def _complete(config: Any, header: Header) -> None:
     """Take over what transformers leaves out.
 
     Raises:
-        ValueError: names what is not understood.
+        ValueError: if something is not understood; the message names it.
     """
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     known = GGUF_CONFIG_MAPPING.get(header.architecture) or GGUF_CONFIG_MAPPING.get(config.model_type, {})
     stretched = _stretch(config, header)
     if header.architecture in LARGEST_GEMMAS:
-        # The files do not say what queries are divided by the root of; llama.cpp knows it by the size of the model.
+        # The files do not give the number whose root divides queries; llama.cpp knows it by the size of the model.
         largest = config.num_hidden_layers == LARGEST_GEMMAS[header.architecture]
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if largest else config.head_dim
     if header.architecture == "gpt2":
-        config.n_positions = config.n_ctx  # by which the table has its size
+        config.n_positions = config.n_ctx  # the size of the table
     for key, value in header.settings.items():
         family, _, setting = key.partition(".")
         if family != header.architecture or setting in _CHECKED | stretched or known.get(setting) is not None:
@@ -163,22 +163,22 @@ def _complete(config: Any, header: Header) -> None:
 
 
 def _stretch(config: Any, header: Header) -> set[str]:
-    """Divide frequencies of a rotary embedding by a factor, as far as a file says so; the settings that say it."""
+    """Divide the frequencies of a rotary embedding by a factor, if a file says so; return the settings that say it."""
     kind, factor = (header.settings.get(f"{header.architecture}.rope.scaling.{name}") for name in ("type", "factor"))
     if kind != "linear" or not isinstance(factor, float):
         return set()
     settings = config.rope_parameters
-    settings.get("full_attention", settings).update(rope_type="linear", factor=factor)  # Gemma 3's windows keep theirs
+    settings.get("full_attention", settings).update(rope_type="linear", factor=factor)  # not Gemma 3's windows
     return {"rope.scaling.type", "rope.scaling.factor"}
 
 
 def empty_model(
     config: Any, header: Header, path: Path, dtype: np.dtype[Any] | None = None
 ) -> tuple[PreTrainedModel, Reader]:
-    """The model without its weights, and what reads them, in a number format or as they are stored.
+    """Return the model without weights, and a reader of weights in a number format, or as stored for None.
 
     Raises:
-        ValueError: if the model is none that is known here, or the weights are not those that its settings describe.
+        ValueError: if the model is unknown here, or the weights are not those that its settings describe.
     """
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
@@ -193,15 +193,15 @@ def empty_model(
     names = Names(model, processor, header)
     changes = {} if family is None else family.changes(config)
     wanted, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    # By factors that the configuration has.
+    # By factors in the configuration.
     stretched = "long_factor" in (getattr(config, "rope_parameters", None) or {})
     places: dict[str, Lying] = {}
-    found: set[str] = set()  # of buffers
+    found: set[str] = set()  # buffers that were found
     joined: dict[str, dict[int, Place]] = defaultdict(dict)
     for tensor in names.tensors(header):
         place = place_of(path, header, tensor)
         if tensor == FACTORS:
-            if header.architecture != "gemma4":  # whose configuration says what they are
+            if header.architecture != "gemma4":  # its configuration has them
                 _divide_frequencies(model, whole(place.read()))
             continue
         if names.are_unread(tensor) or (stretched and tensor in (SHORT_FACTORS, LONG_FACTORS)):
@@ -234,24 +234,24 @@ def empty_model(
 
 
 def _part_of(name: str) -> str:
-    """What a tensor, or a parameter, is called within its layer; elsewhere, by its whole name."""
+    """Return the name of a tensor, or a parameter, within its layer; outside of layers, its whole name."""
     return re.sub(r"^(blk|.*\.layers)\.\d+\.", "", name)
 
 
 def _joined(
     model: Any, name: str, shape: tuple[int, ...], parts: Mapping[int, Place], change: Change
 ) -> SideBySide | Below | Heads | None:
-    """The weights of experts, or biases, of which a file has the parts, or rows; None if one is missing.
+    """Return the weights or biases of a parameter that a file has in parts; None if one is missing.
 
     Args:
-        model: whose they are.
-        name: of the parameter.
-        shape: its sizes, which begin with the number of experts.
-        parts: by their numbers.
+        model: the model.
+        name: name of the parameter.
+        shape: its shape; that of experts begins with their number.
+        parts: parts by number.
         change: the order of rows.
 
     Raises:
-        ValueError: if one has another shape.
+        ValueError: if a part has another shape.
     """
     module = model.get_submodule(name.rpartition(".")[0])
     if "kv_b_proj" in name:
@@ -284,12 +284,12 @@ def _check_shape(tensor: str, found: tuple[int, ...], wanted: tuple[int, ...]) -
 
 
 def _converted(place: Place, processor: Any, name: str) -> tuple[Place, tuple[int, ...]]:
-    """A tensor as transformers' model takes it, and its shape there.
+    """Return a tensor as transformers' model takes it, and its shape there.
 
-    Whether its processor of the family reorders rows, or does something else, is seen by what becomes of numbers.
+    A sample of numbers shows whether the family's processor reorders rows or does something else.
 
     Raises:
-        ValueError: if that is nothing known.
+        ValueError: if the change is unknown.
     """
     rows, columns = place.shape[0], [2] * (len(place.shape) - 1)
     sample = -1 - np.arange(rows * 2 ** len(columns), dtype=np.float32).reshape(rows, *columns)
@@ -298,7 +298,7 @@ def _converted(place: Place, processor: Any, name: str) -> tuple[Place, tuple[in
         order = ((-1 - made.reshape(rows, -1)[:, 0]) // 2 ** len(columns)).astype(np.int64)
         if sorted(order) == list(range(rows)) and np.array_equal(sample[order], made):
             return (place if np.array_equal(sample, made) else place._replace(order=order)), place.shape
-    if made.ndim > 2 and np.array_equal(made, sample[None]):  # in one row, as it is there already
+    if made.ndim > 2 and np.array_equal(made, sample[None]):  # the file already has it in one row
         return place, place.shape
     for by, changed in CHANGES.items():
         if np.array_equal(changed(sample), made):
@@ -307,10 +307,10 @@ def _converted(place: Place, processor: Any, name: str) -> tuple[Place, tuple[in
 
 
 def _changed(place: Place, change: Change) -> tuple[Place, tuple[int, ...]]:
-    """A tensor as transformers' model takes it, and its shape there.
+    """Return a tensor as transformers' model takes it, and its shape there.
 
     Raises:
-        ValueError: if it has more rows or columns than its order, or fewer.
+        ValueError: if it has another number of rows or columns than its order.
     """
     orders = []
     for order, size in ((change.order, place.shape[0]), (change.columns, place.shape[-1])):
@@ -329,7 +329,7 @@ def _processed(processor: Any, name: str, weights: np.ndarray) -> np.ndarray:
 
 
 def _divide_frequencies(model: Any, factors: np.ndarray) -> None:
-    """Stretch a rotary embedding as Llama 3.1's is; the file has the factors worked out.
+    """Stretch a rotary embedding like that of Llama 3.1, by the factors in the file.
 
     Raises:
         ValueError: if the model has none.
@@ -342,12 +342,12 @@ def _divide_frequencies(model: Any, factors: np.ndarray) -> None:
 
 
 def _check_rotation(model: Any, header: Header) -> None:
-    """Refuse a rotary embedding that turns another part of the heads than the file says.
+    """Refuse a rotary embedding that rotates another part of the heads than the file says.
 
     Raises:
-        ValueError: with both sizes.
+        ValueError: names both sizes.
     """
-    if header.architecture == "gemma4":  # whose configuration has been checked, by kinds of layers
+    if header.architecture == "gemma4":  # whose configuration is checked per kind of layers
         return
     asked = header.settings.get(f"{header.architecture}.rope.dimension_count")
     rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
@@ -358,7 +358,7 @@ def _check_rotation(model: Any, header: Header) -> None:
 
 
 def ends(header: Header, tokenizer: Any) -> frozenset[int]:
-    """Token ids that end a sequence: that of the tokenizer, those of a turn and of a message, and the family's own."""
+    """Return the tokens that end a sequence: the tokenizer's, those of a turn and a message, and the family's own."""
     keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eom"))
     found = {tokenizer.eos_token_id, *(header.settings.get(key) for key in keys)}
     if named := _ENDS.get(header.architecture):

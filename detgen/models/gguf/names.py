@@ -1,4 +1,4 @@
-"""Which parameters the tensors of a GGUF file are: by the tables of transformers and the gguf package, and beyond."""
+"""Maps the tensors of a GGUF file to parameters: by tables of transformers and the gguf package, and beyond them."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from detgen.models.gguf.families import GGUF_FAMILIES
 from detgen.models.gguf.header import Header
 from detgen.models.gguf.quickly import quick_gguf
 
-# What all experts have, which parameters it belongs to, and which part of these it is.
+# Tensors of all experts, the parameters that they belong to, and their part there.
 _EXPERTS = re.compile(r"blk\.(?P<layer>\d+)\.ffn_(?P<part>gate|up|down)_exps\.(?P<kind>weight|bias)")
 _PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": ("down_proj", 0)}
-_WITHIN = re.compile(r"(?P<path>.*\.(?P<layer>\d+)\..*)\.down_proj")  # a layer's experts, in a model
+_WITHIN = re.compile(r"(?P<path>.*\.(?P<layer>\d+)\..*)\.down_proj")  # experts of a layer in a model
 _SUFFIXES = {"weight": "", "bias": "_bias"}
-# Factors of Gemma 4's routers, of which the tables know nothing.
+# Factors of Gemma 4's routers, which the tables lack.
 _FACTORS = re.compile(r"blk\.(?P<layer>\d+)\.(?P<of>ffn_gate_inp|ffn_down_exps)\.scale")
 _FACTORS_OF = {"ffn_gate_inp": "scale", "ffn_down_exps": "per_expert_scale"}
 _BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>.*)")
-# Stacks of weights, each of which is a parameter of this name.
+# Stacks of weights, each of which is a parameter with this name.
 _STACKS = {
     "altup_proj.weight": "model.altup_projections.{}.weight",
     "altup_unembd_proj.weight": "model.altup_unembed_projections.{}.weight",
 }
-# Queries, keys and values in one tensor, of models that have them in three.
+# Queries, keys and values in one tensor, for models that have three parameters.
 _JOINED = re.compile(r"(?P<block>blk\.\d+\.attn_)qkv\.(?P<kind>weight|bias)")
-# What layers have, too, that see the keys and values of others.
+# Tensors of layers that use the keys and values of other layers, which files have nevertheless.
 _UNREAD = re.compile(r"attn_(k|v|k_norm)\.weight")
 
 
 def alone(tensor: str) -> str:
-    """What queries, keys or values that are a part of a tensor are called where they are one; else what is given."""
+    """Return the name that a part of a joined tensor of queries, keys and values has by itself; others unchanged."""
     whole, _, part = tensor.partition("/")
     joined = _JOINED.fullmatch(whole)
     return f"{joined['block']}{part}.{joined['kind']}" if joined and part else tensor
 
 
 class Names:
-    """Names of parameters by those of tensors.
+    """Names of parameters by names of tensors.
 
     Args:
-        model: of transformers.
-        processor: by which transformers changes the tensors of its family.
-        header: of the file.
+        model: the model of transformers.
+        processor: transformers' processor of the family's tensors.
+        header: the file's header.
     """
 
     def __init__(self, model: Any, processor: Any, header: Header) -> None:
@@ -62,7 +62,7 @@ class Names:
         self._own = config.num_hidden_layers - getattr(config, "num_kv_shared_layers", 0)
 
     def tensors(self, header: Header) -> list[str]:
-        """All tensors; of one that is several parameters, each with its number, or q, k and v, behind a slash."""
+        """Return all tensors; one of several parameters, once for each, with its number or q, k, v after a slash."""
         found: list[str] = []
         for tensor, entry in header.tensors.items():
             parts: Iterable[Any] = range(entry.shape[0]) if tensor in _STACKS else ()
@@ -72,14 +72,14 @@ class Names:
         return found
 
     def are_unread(self, tensor: str) -> bool:
-        """Whether no one reads a tensor: keys and values of a layer that sees those of others, layers that draft."""
+        """Return whether a tensor is unused: of layers that draft, or keys and values of a layer that uses others'."""
         if (found := _BLOCK.fullmatch(tensor)) is None:
             return False
         layer = int(found["layer"])
         return layer in self._counted or (layer >= self._own and _UNREAD.fullmatch(found["part"]) is not None)
 
     def of(self, tensor: str) -> tuple[str | None, int | None]:
-        """The parameter, or the buffer, that a tensor is, None if it is none; and which part of it, or None."""
+        """Return the parameter or buffer of a tensor, None if it is none, and its part there, or None."""
         tensor = alone(tensor)
         stack, _, number = tensor.partition("/")
         if number:
@@ -91,5 +91,5 @@ class Names:
             return f"{self._experts.get(int(found['layer']))}.{joined}{_SUFFIXES[found['kind']]}", part
         if self._gemma4 and (found := _FACTORS.fullmatch(tensor)):
             return f"model.layers.{int(found['layer'])}.router.{_FACTORS_OF[found['of']]}", None
-        # The tables have no suffix for parameters of layers that are no modules'.
+        # The tables have no suffix for parameters of layers that belong to no module.
         return self._known.get(tensor) or self._known.get(tensor.removesuffix(".weight")), None

@@ -1,4 +1,4 @@
-"""Gated delta nets and short convolutions in GGUF files: what their files say, and what becomes of their tensors."""
+"""Gated delta nets and short convolutions in GGUF files: their configurations, and the changes of their tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOINED_NAMES: states.Names = {"attn_qkv.weight": (_JOINED, 0), "attn_gate.weight
 
 
 def _delta_nets(of: Said, header: Header) -> dict[str, Any]:
-    """What all models of gated delta nets have; layers that draft are left out."""
+    """Return what all models of gated delta nets share; layers that draft are left out."""
     each = of.take("full_attention_interval", int, 4)
     nets = [(i + 1) % each != 0 for i in range(of.layers)]
     if of.says("attention.recurrent_layers"):
@@ -44,7 +44,7 @@ def _delta_nets(of: Said, header: Header) -> dict[str, Any]:
 
 
 def _net_sizes(of: Said) -> dict[str, int]:
-    """Of gated delta nets."""
+    """Return the sizes of gated delta nets."""
     heads, inner = of.take("ssm.time_step_rank", int), of.take("ssm.inner_size", int)
     kept = of.take("ssm.group_count", int)
     if min(heads, kept) < 1 or heads % kept:
@@ -61,8 +61,8 @@ def _net_sizes(of: Said) -> dict[str, int]:
 
 
 def _experts(of: Said) -> dict[str, int]:
-    """Of mixtures of experts, one of them shared, in each layer."""
-    of.take("feed_forward_length", int, 0)  # of layers without experts, of which there are none
+    """Return the settings of mixtures of experts, with a shared one, in each layer."""
+    of.take("feed_forward_length", int, 0)  # of layers without experts, which do not exist
     return {
         "num_experts": of.take("expert_count", int),
         "num_experts_per_tok": of.take("expert_used_count", int),
@@ -72,7 +72,7 @@ def _experts(of: Said) -> dict[str, int]:
 
 
 def qwen35(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Qwen3.5, text alone, where positions are one number."""
+    """Return the configuration of Qwen3.5 for text only, so that positions are single numbers."""
     from transformers import Qwen3_5TextConfig
 
     of.take("rope.dimension_sections", tuple, ())
@@ -80,7 +80,7 @@ def qwen35(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def qwen35moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Qwen3.5 with experts, likewise."""
+    """Return the configuration of Qwen3.5 with experts, for text only."""
     from transformers import Qwen3_5MoeTextConfig
 
     of.take("rope.dimension_sections", tuple, ())
@@ -88,14 +88,14 @@ def qwen35moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def qwen3next(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Qwen3-Next, all of whose layers have experts."""
+    """Return the configuration of Qwen3-Next, all of whose layers have experts."""
     from transformers import Qwen3NextConfig
 
     return Qwen3NextConfig(**_delta_nets(of, header), **_experts(of))
 
 
 def lfm2moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of LFM2 with experts, whose router's corrections and sums are always the same."""
+    """Return the configuration of LFM2 with experts, whose routers' corrections and sums are always the same."""
     from transformers import Lfm2MoeConfig
 
     whole, kept = states.whole_of(of, header), states.heads_of_layers(of)
@@ -119,7 +119,7 @@ def lfm2moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def nets(config: Any) -> Mapping[str, Change]:
-    """What becomes of the tensors of Qwen3-Next, in whose checkpoints rows go by key heads."""
+    """Return the changes of Qwen3-Next's tensors; its checkpoints group rows by key head."""
     keys, share = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
     sizes = [config.linear_key_head_dim] * 2 + [share * config.linear_value_head_dim] * 2
     ends = np.cumsum([keys * size for size in sizes])
@@ -128,13 +128,13 @@ def nets(config: Any) -> Mapping[str, Change]:
         **{f"{name}.weight": Change(by="less one") for name in (*_NORMS, "output_norm")},
         "ssm_a": Change(by="logarithm"),
         "ssm_conv1d.weight": Change(by="in rows of one"),
-        "ffn_gate_inp_shexp.weight": Change(by="in one row"),  # as which llama-quantize does not write it
+        "ffn_gate_inp_shexp.weight": Change(by="in one row"),  # llama-quantize does not write it so
         _JOINED: Change(np.concatenate(parts, 1).ravel()),
     }
 
 
 def tiled_nets(config: Any) -> Mapping[str, Change]:
-    """What becomes of those of Qwen3.5, which have one value head of each key head, then the next ones."""
+    """Return the changes of Qwen3.5's tensors: files have the first value head of each key head, then the second."""
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     size, first = config.linear_value_head_dim, 2 * keys * config.linear_key_head_dim
     heads = np.arange(values).reshape(-1, keys).T.ravel()
@@ -155,5 +155,5 @@ CONVOLUTION_NAMES: states.Names = {"exp_probs_b.bias": ("feed_forward.expert_bia
 
 
 def convolutions(_: Any) -> Mapping[str, Change]:
-    """What becomes of the tensors of LFM2."""
+    """Return the changes of LFM2's tensors."""
     return {"shortconv.conv.weight": Change(by="in rows of one")}

@@ -1,6 +1,6 @@
-"""Configurations of older families, made of what a GGUF file says; see `detgen/models/gguf/dense.py`.
+"""Configurations of older families, from GGUF files; see `detgen/models/gguf/dense.py`.
 
-Most have queries, keys and values in one weight, which the model has by key heads, and a file one after the other.
+Most join queries, keys and values in one weight: by key heads in the model, one after the other in a file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from detgen.models.gguf.header import Header
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_STEEPEST = 8.0  # of MPT's distances, whatever a configuration says; transformers knows no other
+_STEEPEST = 8.0  # MPT's largest slope, whatever a configuration says; transformers knows no other
 _NEOX_20B = 44  # layers of the GPT-NeoX with another activation, whatever a file says
 
 
 def by_heads(config: Any) -> Mapping[str, Change]:
-    """What becomes of queries, keys and values: each key head has its queries, its key and its value."""
+    """Return the changes of queries, keys and values: each key head has its queries, its key and its value together."""
     heads: int = config.num_attention_heads
     keys, size = getattr(config, "num_kv_heads", heads), config.hidden_size // heads
     queries, *others = np.split(np.arange((heads + 2 * keys) * size), [heads * size, (heads + keys) * size])
@@ -33,20 +33,20 @@ def by_heads(config: Any) -> Mapping[str, Change]:
 
 
 def _usual(of: Said, header: Header) -> dict[str, Any]:
-    """What all have, their feed-forwards four times as wide."""
+    """Return what all share; feed-forwards are four times as wide as the model."""
     made = common(of, header)
     of.agree("feed_forward_length", 4 * made["hidden_size"])
     return made | {"layer_norm_epsilon": of.number(MEAN)}
 
 
 def _alike(of: Said, made: dict[str, Any]) -> None:
-    """Refuse fewer heads of keys than of queries."""
+    """Refuse fewer key heads than query heads."""
     if (keys := made.pop("num_key_value_heads")) != made["num_attention_heads"]:
         raise of.misunderstood("attention.head_count_kv", keys)
 
 
 def falcon(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Falcon 7B, 40B and 180B, and of Falcon 2, whose files have to say by what it rotates, as few do."""
+    """Return the configuration of Falcon 7B, 40B, 180B or 2; files of 2 must give its rotary base, as few do."""
     from transformers import FalconConfig
 
     made = _usual(of, header)
@@ -64,7 +64,7 @@ def falcon(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def bloom(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Bloom, which attention that falls with distance lets read on and on."""
+    """Return the configuration of Bloom, which has no longest context, since ALiBi replaces positions."""
     from transformers import BloomConfig
 
     made = _usual(of, header)
@@ -74,7 +74,7 @@ def bloom(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def mpt(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of MPT."""
+    """Return the configuration of MPT."""
     from transformers import MptConfig
 
     made = _usual(of, header)
@@ -87,7 +87,7 @@ def mpt(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def gptneox(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of GPT-NeoX, as Pythia is."""
+    """Return the configuration of GPT-NeoX, such as Pythia."""
     from transformers import GPTNeoXConfig
 
     made = common(of, header)
@@ -104,7 +104,7 @@ def gptneox(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def starcoder(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of the first StarCoder, whose heads share one key and one value."""
+    """Return the configuration of the first StarCoder, whose heads share one key and one value."""
     from transformers import GPTBigCodeConfig
 
     made = _usual(of, header)
@@ -114,13 +114,13 @@ def starcoder(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def exaone(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of EXAONE 3 and 3.5, which transformers does not have, and which compute what Llama does."""
+    """Return a configuration for EXAONE 3 and 3.5, which transformers does not have; they compute what Llama does."""
     from transformers import LlamaConfig
 
     made = common(of, header)
     return LlamaConfig(
         **made,
         intermediate_size=of.take("feed_forward_length", int),
-        rms_norm_eps=of.number(MEAN if of.says(MEAN) else RMS),  # of the same norms, whatever a file calls them
+        rms_norm_eps=of.number(MEAN if of.says(MEAN) else RMS),  # the norms are the same, whatever a file calls them
         rope_parameters=rotary(of, made["hidden_size"] // made["num_attention_heads"]),
     )

@@ -1,4 +1,4 @@
-"""Where the weights of a GGUF file lie, also as data that is kept between runs."""
+"""Places of weights in a GGUF file, also as data that is kept between runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from detgen.models.gguf.configs import ELSE
 from detgen.models.gguf.header import Header
 from detgen.models.stored import Below, Heads, Lying, Place, Reader, SideBySide
 
-_COLUMNS = "columns"  # what follows a tensor's name where an order is of its columns
+_COLUMNS = "columns"  # follows a tensor's name if an order is that of its columns
 
 
 def place_of(
@@ -23,7 +23,7 @@ def place_of(
     columns: np.ndarray | None = None,
     change: str | None = None,
 ) -> Place:
-    """Where a tensor lies, or one of those that a tensor is, by what is behind a slash; see `Names.tensors`."""
+    """Return the place of a tensor, or of the part of it named after a slash; see `Names.tensors`."""
     name, _, part = tensor.partition("/")
     entry = header.tensors[name]
     place = Place(path, entry.kind, entry.shape, entry.at, tensor, order, columns, change)
@@ -38,10 +38,10 @@ def place_of(
 
 
 def _rows_of(header: Header, rows: int, part: str) -> tuple[int, int]:
-    """Where queries, keys or values begin among the rows of all heads, and how many these are.
+    """Return the first row and the number of rows of queries, keys or values among those of all heads.
 
     Raises:
-        ValueError: if there are not as many rows as whole heads have.
+        ValueError: if the rows are not those of whole heads.
     """
     keys = ("head_count", "head_count_kv")
     heads, kept = (header.settings.get(f"{header.architecture}.attention.{key}") for key in keys)
@@ -54,7 +54,7 @@ def _rows_of(header: Header, rows: int, part: str) -> tuple[int, int]:
 
 
 def kept_places(reader: Reader) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Where the weights lie that `empty_model` has found, as data that JSON can hold, and orders of rows by names."""
+    """Return the places of weights found by `empty_model` as data for JSON, and the orders of rows by name."""
     places: dict[str, Any] = {}
     orders: dict[str, np.ndarray] = {}
     for name, lying in reader.places.items():
@@ -85,7 +85,7 @@ def reader_of(
     path: Path,
     dtype: np.dtype[Any] | None,
 ) -> Reader:
-    """What reads the weights of a model whose parameters have no memory, from where `kept_places` has them."""
+    """Return a reader of the weights of a model without memory, from the places of `kept_places`."""
 
     def lying(name: str) -> Lying:
         found, change = [], places[name].get("change")

@@ -49,7 +49,7 @@ def plain_model(header: Header, path: Path) -> Plain | None:
         made = Modules(header, kind, config)
         skeleton = made.skeleton()
         tokenizer = tokenizer_facts(header, path)
-    except Exception:  # of whatever the tokenizers library raises
+    except Exception:  # including whatever the tokenizers library raises
         return None
     heads, kept, size = config["num_attention_heads"], config["num_key_value_heads"], made.head
     scale, window = config.get("query_pre_attn_scalar", size) ** -0.5, config.get("sliding_window")

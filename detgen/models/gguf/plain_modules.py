@@ -1,4 +1,4 @@
-"""The modules of plain decoders in GGUF files, as `detgen/models/skeleton.py` has them, and where their weights lie."""
+"""Modules of plain decoders in GGUF files, as data for `detgen/models/skeleton.py`, and places of their weights."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _GEMMAS_NORMS = {
 
 
 class Modules:
-    """Makes the modules of a model, and notes where the weights lie.
+    """Makes the modules of a model, and records the places of weights.
 
     Args:
-        header: of the file.
-        kind: of its decoder.
+        header: the file's header.
+        kind: kind of its decoder.
         config: its settings.
 
     Attributes:
         places: see `Plain`.
-        orders: likewise.
-        head: the size of heads.
+        orders: see `Plain`.
+        head: size of heads.
     """
 
     def __init__(self, header: Header, kind: Kind, config: dict[str, Any]) -> None:
@@ -42,10 +42,10 @@ class Modules:
         self._shapes: list[list[Any]] = []
 
     def skeleton(self) -> dict[str, Any]:
-        """The whole.
+        """Return the whole model.
 
         Raises:
-            ValueError: if a tensor is missing, has another shape, or belongs nowhere.
+            ValueError: if a tensor is missing, has another shape, or is unknown.
         """
         of, name = self._of, self._kind.name
         table = self._parameter("model.embed_tokens.weight", "token_embd.weight", of.vocab_size, of.hidden_size)
@@ -119,7 +119,7 @@ class Modules:
         return _module(f"{kind.name}Attention", parts, head_dim=size)
 
     def _forward(self, path: str, tensor: str, of: str, wide: int) -> dict[str, Any]:
-        """A feed-forward of that width; what tensors are of follows their names."""
+        """Return a feed-forward of a width; `of` is the suffix of its tensors' names."""
         kind, hidden, parts = self._kind, self._of.hidden_size, {}
         if kind.joined:
             parts["gate_up_proj"] = self._linear(f"{path}gate_up_proj", f"{tensor}up{of}", 2 * wide, hidden)
@@ -141,7 +141,7 @@ class Modules:
         }
         plain = {"is_transposed": False, "is_concatenated": True}
         picks: dict[str, Any] = {"top_k": of.num_experts_per_tok}
-        if kind.name != "Mixtral":  # files do not say whether weights are divided by their sum
+        if kind.name != "Mixtral":  # files do not say whether weights are normalized
             picks["norm_topk_prob"] = kind.name == "Qwen3Moe"
         parts = {
             "gate": _module(f"{kind.name}TopKRouter", parameters={"weight": gate}, **picks),
@@ -170,14 +170,14 @@ class Modules:
         return _module(f"{self._kind.name}RMSNorm", parameters={"weight": weight}, **epsilon)
 
     def _parameter(self, name: str, tensor: str, *shape: int, change: str | None = None) -> int:
-        """A parameter, by its number."""
+        """Add a parameter and return its number."""
         if self._tensors[tensor].shape != shape:
             raise not_understood(tensor, self._tensors[tensor].shape)
         self.places[name] = {"tensors": [tensor], "joined": None} | ({"change": change} if change else {})
         return self._shaped(*shape)
 
     def _stacked(self, name: str, tensor: str, parts: tuple[str, ...], *shape: int) -> int:
-        """That of experts, of which a file has the parts, by its number."""
+        """Add a parameter of experts that a file has in parts, and return its number."""
         tensors = [f"{tensor}{part}_exps.weight" for part in parts]
         for one in tensors:
             if self._tensors[one].shape != shape:
@@ -199,6 +199,6 @@ def _module(
     parameters: Mapping[str, int | None] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """A module, torch's own or one of transformers."""
+    """Return a module, torch's own or one of transformers."""
     inner = {"buffers": {}, "parameters": dict(parameters or {}), "modules": modules or {}}
     return {"class": kind, "torch": torch, "settings": settings, **inner}

@@ -19,7 +19,7 @@ _SIZES = {
     "max_position_embeddings": "context_length",
 }
 _HEADS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-_LARGEST = 1e30  # base of a rotary embedding, or factor
+_LARGEST = 1e30  # limit of the base of a rotary embedding, and of its factors
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 
 
@@ -29,13 +29,13 @@ class Kind(NamedTuple):
     Attributes:
         name: prefix of the names of transformers' classes.
         model_type: transformers' name of the family.
-        heads: whose size is the width over their number, is said, or is said where it is not that.
-        turned: whether rows of queries and keys are side by side that are rotated together.
+        heads: how the size of heads is known: width over their number, given, or given if different from that.
+        turned: whether rows of queries and keys that are rotated together are adjacent.
         biased: whether queries, keys and values have biases.
         normed: whether heads of queries and keys have norms.
-        joined: whether queries, keys and values are one layer, and gates and what they open.
-        full_each: how many layers there are up to one that sees everything, others see a window; 0 for no such layers.
-        mixed: whether it is a mixture of experts, and one of a shared one besides.
+        joined: whether queries, keys and values are one layer, and gates with what they open another.
+        full_each: period of layers with full attention; others have a window; 0 if no layer has one.
+        mixed: whether it is a mixture of experts, and whether one of them is shared.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
 
     @property
     def gemma(self) -> bool:
-        """Whether embeddings are scaled, norms have 1 added, and there are some after what they are before."""
+        """Whether embeddings are scaled, norms add 1 to their weights, and layers have norms after their parts, too."""
         return self.name.startswith("Gemma")
 
 
@@ -65,12 +65,12 @@ _KINDS = {
     "qwen3moe": Kind("Qwen3Moe", "qwen3_moe", "said", normed=True, mixed="experts"),
 }
 _MIXTRAL = Kind("Mixtral", "mixtral", "any", turned=True, mixed="experts")
-_PADDING = 32000  # Phi-3's token, which has to be there
+_PADDING = 32000  # Phi-3's padding token, which must exist
 
 
 def kind_of(header: Header) -> Kind | None:
     """Return the kind of a file's decoder; None if it is none of these."""
-    if header.settings.get("general.name") == "mistral":  # of another family to transformers
+    if header.settings.get("general.name") == "mistral":  # transformers takes it for another family
         return None
     mixed = header.architecture == "llama" and "llama.expert_count" in header.settings
     return _MIXTRAL if mixed else _KINDS.get(header.architecture)
@@ -120,7 +120,7 @@ def settings_of(header: Header, path: Path, kind: Kind) -> dict[str, Any]:
 
 
 def _number(of: Said, header: Header, name: str) -> float:
-    """A setting as transformers takes it, or as the family's row does where there is one; errors as `take`."""
+    """Take a number as transformers does, or as the family's entry in `GGUF_FAMILIES` would; errors as `take`."""
     return of.number(name) if header.architecture in GGUF_FAMILIES else of.take(name, float)
 
 
@@ -151,7 +151,7 @@ def _rotary(of: Said, header: Header, path: Path, kind: Kind, size: int) -> dict
 
 
 def _gemmas(of: Said, header: Header, kind: Kind, size: int, usual: int) -> dict[str, Any]:
-    """What Gemmas have, whose heads have a size, and others would have the usual one; errors as `settings_of`."""
+    """Return Gemma's settings; `size` is that of its heads, `usual` the default size; errors as `settings_of`."""
     window = of.take("attention.sliding_window", int)
     if window < 1 or "output.weight" in header.tensors:
         raise of.misunderstood("attention.sliding_window", window)

@@ -1,8 +1,8 @@
-"""Makes transformers quicker at GGUF files, by the gguf package and by itself: it asks for the same again and again.
+"""Makes transformers and the gguf package faster at GGUF files, where they do the same work again and again.
 
 The package's reader makes two numpy arrays of each string of a list, and vocabularies have hundreds of thousands; that
-of transformers makes a view of a mapped file of each. The table of tensors' names is built anew for each module of a
-model, and what a file says is worked out for the configuration, and for the tokenizer. What transformers receives stays
+of transformers makes a view of a mapped file of each. The table of tensor names is built anew for each module of a
+model, and a file is interpreted twice, for the configuration and for the tokenizer. What transformers receives stays
 the same.
 """
 
@@ -23,13 +23,13 @@ _LENGTH, _LIST = struct.Struct("<Q"), struct.Struct("<IQ")  # the latter begins 
 
 
 class QuickReader(GGUFReader):
-    """A reader whose lists have texts and numbers for entries instead of arrays of numpy.
+    """A reader that returns the entries of lists as texts and numbers instead of numpy arrays.
 
-    Transformers, which learns that such a value is a list but not of what, takes the entries as they are.
+    Transformers learns that such a value is a list, but not of what, and takes the entries as they are.
     """
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
-        """Bytes that a value takes, its parts, which of them are entries, and its types; as of the base class."""
+        """Return the bytes of a value, its parts, which of them are entries, and its types, as the base class does."""
         if raw_type != GGUFValueType.ARRAY:
             found: tuple[int, list[Any], list[int], list[GGUFValueType]] = super()._get_field_parts(orig_offs, raw_type)
             return found
@@ -52,7 +52,7 @@ class QuickReader(GGUFReader):
 
 @contextmanager
 def quick_gguf() -> Iterator[None]:
-    """While inside, transformers gets the quick reader, and has a file and a table of names read once."""
+    """Inside the block, give transformers the quick reader, and have it read a file and a table of names once."""
     from transformers import modeling_gguf_pytorch_utils as by_package
 
     found: list[tuple[Any, str, Any]] = [
@@ -60,7 +60,7 @@ def quick_gguf() -> Iterator[None]:
         (gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
         (by_package, "load_gguf_checkpoint", _once(by_package.load_gguf_checkpoint)),
     ]
-    with suppress(ImportError, AttributeError):  # older versions read by the package alone
+    with suppress(ImportError, AttributeError):  # older versions read with the package only
         from transformers.integrations.gguf import reader
 
         mapped = reader._mapped
@@ -76,7 +76,7 @@ def quick_gguf() -> Iterator[None]:
 
 
 def _once(load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """What says what a file holds, made once; each caller gets a configuration of its own, as it may change that."""
+    """Return a loader that reads each file once; each caller gets its own configuration, since it may change it."""
     made = cache(load)
 
     def again(path: str, **asked: Any) -> dict[str, Any]:

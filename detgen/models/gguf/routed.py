@@ -1,4 +1,4 @@
-"""Configurations of families whose experts are beside shared ones, made of what a GGUF file says.
+"""Configurations of families with routed and shared experts, from GGUF files.
 
 See `detgen/models/gguf/dense.py`.
 """
@@ -18,12 +18,12 @@ from detgen.models.gguf.states import Names
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_GROWING = 0.1  # of Mistral 4's queries
-# Groups of experts, and how many of these are used, of DeepSeek V2 and V3 by how many experts there are: older files
-# say nothing of them.
+_GROWING = 0.1  # how much Mistral 4's queries grow
+# Groups of experts, and how many of them are used, in DeepSeek V2 and V3, by the number of experts: older files omit
+# them.
 _GROUPS = {160: (8, 3), 256: (8, 4)}
 
-# Tensors of which the tables know nothing, see `GgufFamily.names`.
+# Tensors that the tables lack; see `GgufFamily.names`.
 CORRECTED: Names = {"exp_probs_b.bias": ("mlp.gate.e_score_correction_bias", None)}
 LATENT: Names = {
     "attn_k_b.weight": ("self_attn.kv_b_proj.weight", 0),
@@ -34,11 +34,11 @@ HY_NAMES: Names = {"exp_probs_b": ("mlp.e_score_correction_bias", None)}
 
 
 def _routed(of: Said, *, kind: int) -> dict[str, Any]:
-    """Experts as DeepSeek has them.
+    """Return the settings of experts like DeepSeek's.
 
     Args:
-        of: what the file says.
-        kind: of scores, which the file may say.
+        of: the file's settings.
+        kind: function of scores, which the file may give.
     """
     of.agree("expert_gating_func", kind)
     return {
@@ -55,7 +55,7 @@ def _routed(of: Said, *, kind: int) -> dict[str, Any]:
 
 
 def glm4moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of GLM-4.5 and 4.6, without the layers that foresee tokens."""
+    """Return the configuration of GLM-4.5 and 4.6, without layers that predict further tokens."""
     from transformers import Glm4MoeConfig
 
     of.leave_out_foreseeing()
@@ -68,7 +68,7 @@ def glm4moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def deepseek2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of DeepSeek V2 and V3, and of Kimi K2 and GLM-4.7 Flash, which are as V3 is; files have heads in two ways."""
+    """Return the configuration of DeepSeek V2 or V3, or of Kimi K2 and GLM-4.7 Flash, which are like V3."""
     from transformers import DeepseekV2Config, DeepseekV3Config
 
     of.leave_out_foreseeing()
@@ -79,13 +79,13 @@ def deepseek2(of: Said, header: Header, _: Path) -> PreTrainedConfig:
         made |= dict(zip(("n_group", "topk_group"), groups, strict=True))
     if corrected:
         return DeepseekV3Config(**made)
-    if made["norm_topk_prob"]:  # which transformers has not for it
+    if made["norm_topk_prob"]:  # transformers cannot normalize these
         raise of.misunderstood("expert_weights_norm", made["norm_topk_prob"])
     return DeepseekV2Config(**made, topk_method="greedy" if made["n_group"] == 1 else "group_limited_greedy")
 
 
 def mistral4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Mistral 4, whose queries grow with positions, which files do not say."""
+    """Return the configuration of Mistral 4, whose queries grow with position; files do not say how much."""
     from transformers import Mistral4Config
 
     made = _latent(of, header, kind=SOFTMAX)
@@ -94,19 +94,19 @@ def mistral4(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def _latent(of: Said, header: Header, *, kind: int) -> dict[str, Any]:
-    """Heads as DeepSeek has them, and experts.
+    """Return the settings of heads like DeepSeek's, which files store in two ways, and of experts.
 
     Args:
-        of: what the file says.
-        header: of the file.
-        kind: of experts' scores.
+        of: the file's settings.
+        header: the file's header.
+        kind: function of experts' scores.
     """
     made = common(of, header)
     heads, apart = made["num_attention_heads"], made["num_key_value_heads"] == 1
     rank, turned = of.take("attention.kv_lora_rank", int), of.take("rope.dimension_count", int)
     suffix = "_mla" if apart else ""
     size, values = (of.take(f"attention.{name}_length{suffix}", int) for name in ("key", "value"))
-    if apart:  # as a single head of keys, whose values are a part of them
+    if apart:  # stored as a single key head whose values are a part of it
         of.agree("attention.key_length", rank + turned)
         of.agree("attention.value_length", rank)
     elif made["num_key_value_heads"] != heads:
@@ -128,14 +128,14 @@ def _latent(of: Said, header: Header, *, kind: int) -> dict[str, Any]:
 
 
 def dots1(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of dots.llm1."""
+    """Return the configuration of dots.llm1."""
     from transformers import Dots1Config
 
     return Dots1Config(**usual(of, header), **_routed(of, kind=SIGMOID), attention_bias=biased(header, "attn_q"))
 
 
 def afmoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of AFM with experts, as Trinity is, of whose layers every fourth sees all."""
+    """Return the configuration of AFM with experts, such as Trinity; every fourth layer has full attention."""
     from transformers import AfmoeConfig
 
     of.agree("expert_gating_func", SIGMOID)
@@ -156,7 +156,7 @@ def afmoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def exaone_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of K-EXAONE, without the layers that foresee tokens."""
+    """Return the configuration of K-EXAONE, without layers that predict further tokens."""
     from transformers import ExaoneMoeConfig
 
     of.leave_out_foreseeing()
@@ -174,7 +174,7 @@ def exaone_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def _shared(of: Said, inner: int) -> int:
-    """How many shared experts there are, each as wide as the others, of which a file has the width of all."""
+    """Return the number of shared experts, each as wide as the others; a file gives their total width."""
     together = of.take("expert_shared_feed_forward_length", int, 0)
     count = of.take("expert_shared_count", int, together // inner)
     if together != count * inner:
@@ -183,7 +183,7 @@ def _shared(of: Said, inner: int) -> int:
 
 
 def hy_v3(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Hy3, without the layers that foresee tokens."""
+    """Return the configuration of Hy3, without layers that predict further tokens."""
     from transformers import HYV3Config
 
     of.leave_out_foreseeing()
@@ -204,7 +204,7 @@ def hy_v3(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def cohere2_moe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of North Mini Code, without the layers that foresee tokens."""
+    """Return the configuration of North Mini Code, without layers that predict further tokens."""
     from transformers import Cohere2MoeConfig
 
     of.leave_out_foreseeing()

@@ -1,4 +1,4 @@
-"""The first Mamba, alone and in Jamba, in GGUF files: what these say, and what becomes of their tensors."""
+"""The first Mamba, alone or in Jamba, in GGUF files: their configurations, and the changes of their tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def scans(_: Any) -> Mapping[str, Change]:
-    """What becomes of the tensors of the first Mamba."""
+    """Return the changes of the first Mamba's tensors."""
     return {"ssm_a": Change(by="logarithm"), "ssm_conv1d.weight": Change(by="in rows of one")}
 
 
 def mamba(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of the first Mamba alone, and of Falcon's, which norms what the scan reads."""
+    """Return the configuration of the first Mamba, or of Falcon Mamba, which norms the inputs of the scan."""
     from transformers import FalconMambaConfig, MambaConfig
 
     scan = alone_of(of, header)
@@ -38,7 +38,7 @@ def mamba(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def jamba(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of Jamba, whose attentions have no positions, and whose layers with one, or with experts, come at intervals."""
+    """Return the configuration of Jamba: layers with attention, without positions, and with experts at intervals."""
     from transformers import JambaConfig
 
     whole, kept = whole_of(of, header), heads_of_layers(of)
@@ -68,10 +68,10 @@ def jamba(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def _interval(there: Sequence[bool], of: Said) -> tuple[int, int]:
-    """At which interval layers come that have something, and which is the first.
+    """Return the interval of layers that have something, and the first of them.
 
     Raises:
-        ValueError: if they come at none.
+        ValueError: if there is no fixed interval.
     """
     first = there.index(True) if any(there) else len(there)
     for period in range(first + 1, len(there) + 2):

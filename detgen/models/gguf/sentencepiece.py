@@ -1,6 +1,6 @@
-"""SentencePiece's vocabularies in GGUF files, as transformers makes tokenizers of them, without transformers.
+"""SentencePiece's vocabularies in GGUF files, made into tokenizers as transformers does, but without it.
 
-A file has the score of each piece. Which two pieces become one, and which first, follows from these.
+A file has the score of each piece. From the scores follows which two pieces are merged, and which first.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from tokenizers.models import BPE
 
 _SPACE = "\u2581"
 _CONTENT = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-# Tokens that have a name, which are added where a vocabulary has none.
+# Tokens with a special role, which are added if a vocabulary lacks them.
 _LLAMAS, _GEMMAS = ("<s>", "</s>", "<unk>"), ("<bos>", "<eos>", "<unk>", "<pad>", "<mask>")
 
 
 def pieces_made(
     architecture: str, tokens: Sequence[str], *, scores: Sequence[float] = (), merges: Sequence[str] = ()
 ) -> Tokenizer:
-    """The tokenizer of a file without the tokens that the file says to be special.
+    """Return the tokenizer of a file, without the tokens that the file calls special.
 
     Args:
-        architecture: of the file.
+        architecture: the file's architecture.
         tokens: the pieces.
-        scores: of these.
-        merges: which two are one, if the file says that, too.
+        scores: their scores.
+        merges: pairs to merge, if the file has them.
 
     Raises:
-        ValueError: if a score is no number, or a merge is not of two.
-        Exception: what the tokenizers library raises, if it makes no tokenizer.
+        ValueError: if a score is not finite, or a merge is not a pair.
+        Exception: from the tokenizers library, if it cannot make the tokenizer.
     """
     gemma = architecture.startswith("gemma")
-    if gemma:  # whose files have spaces for what stands for them, and the order of pieces instead of that of scores
+    if gemma:  # whose files have spaces in place of the mark for them, and the order of pieces instead of scores
         tokens = [_SPACE * len(text) if " " in text and not text.strip() else text for text in tokens]
         scores = [-i for i in range(len(tokens))]
     vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
@@ -56,19 +56,19 @@ def pieces_made(
 
 
 def pairs_of(merges: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of pieces, as a file has them.
+    """Return pairs of pieces from a file's merges.
 
     Raises:
-        ValueError: if one is not of two.
+        ValueError: if a merge is not a pair.
     """
     return [(first, last) for first, last in (merge.split(" ") for merge in merges)]
 
 
 def _pairs_by(scores: Mapping[str, float], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Pairs of pieces that are one together, those with the highest score first, then those with a long first part.
+    """Return pairs whose concatenation is a piece: by score, highest first, then by length of the first part.
 
     Raises:
-        ValueError: if a score is no number.
+        ValueError: if a score is not finite.
     """
     if not all(map(math.isfinite, scores.values())):
         raise ValueError("a score is no number")

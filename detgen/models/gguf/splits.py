@@ -1,7 +1,7 @@
-"""How byte-level vocabularies of GGUF files take texts, by what a file calls it (`tokenizer.ggml.pre`).
+"""How byte-level vocabularies of GGUF files split texts, by the name in the file (`tokenizer.ggml.pre`).
 
-A file has no patterns, only a name for those that its vocabulary was made by; llama.cpp knows them, and so does this
-table. Split in another way, the same text becomes other tokens, without a word. A name that is not here is refused.
+A file names the patterns with which its vocabulary was made, but does not contain them; llama.cpp knows them, and so
+does this table. With other patterns, the same text would silently become other tokens, so unknown names are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from detgen.models.gguf.header import Header
 
 _KEY, MODEL = (f"tokenizer.ggml.{name}" for name in ("pre", "model"))
 BEGINS, PREFIXED = (f"tokenizer.ggml.add_{name}" for name in ("bos_token", "space_prefix"))
-# Architectures whose old files name nothing, and mean GPT-2's way.
+# Architectures whose old files give no name and mean GPT-2's way.
 _UNNAMED = {"gpt2", "starcoder2"}
 
 _ENDINGS, _SPACES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -51,7 +51,7 @@ _AFMOE = (
     "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
     _DEEPSEEK_3[2],
 )
-# Letters that DeepSeek's first tokenizers know: of scripts with upper and lower case, and others of East Asia.
+# Letters in DeepSeek's first tokenizers: of scripts with upper and lower case; other letters are East Asian.
 _CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
@@ -72,13 +72,13 @@ _DIGITS = r"\p{N}"
 
 
 class Way(NamedTuple):
-    """How texts are taken.
+    """How texts become pieces.
 
     Attributes:
-        splits: patterns; each splits what those before it left, and what it does not match stays a piece.
-        whole: whether a piece that is an entry of the vocabulary is that token, whatever merges make of it.
-        begins: whether a text begins with the token that begins texts, where a file does not say.
-        composed: whether letters and their marks become single letters before.
+        splits: patterns, applied in order to what earlier ones have split; what a pattern does not match stays a piece.
+        whole: whether a piece that is in the vocabulary becomes that token regardless of merges.
+        begins: whether a text begins with the BOS token, unless the file says otherwise.
+        composed: whether letters and their marks are composed first (NFC).
     """
 
     splits: tuple[str, ...]
@@ -120,10 +120,10 @@ WAYS = {
 
 
 def way_of(header: Header) -> Way | None:
-    """How the vocabulary of a file takes texts; None if it is no byte-level one.
+    """Return how the vocabulary of a file splits texts; None if it is not byte-level.
 
     Raises:
-        ValueError: if the file does not say, or what it says is not known here.
+        ValueError: if the file gives no name, or an unknown one.
     """
     if header.settings.get(MODEL) != "gpt2":
         return None
@@ -136,7 +136,7 @@ def way_of(header: Header) -> Way | None:
 
 
 def take_texts(tokenizer: Tokenizer, way: Way) -> None:
-    """Have a byte-level tokenizer take texts in a way."""
+    """Have a byte-level tokenizer split texts in a certain way."""
     model: Any = tokenizer.model
     model.ignore_merges = way.whole
     if way.composed:
@@ -147,7 +147,7 @@ def take_texts(tokenizer: Tokenizer, way: Way) -> None:
 
 
 def begin_without_space(tokenizer: Tokenizer) -> None:
-    """Have a tokenizer like SentencePiece's put no space before texts, as transformers would, whatever a file says."""
+    """Have a tokenizer like SentencePiece's add no space before texts; transformers always adds one."""
     tokenizer.pre_tokenizer = None
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])

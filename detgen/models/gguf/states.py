@@ -1,4 +1,4 @@
-"""What the GGUF files of families with states say, as far as several of them say it alike."""
+"""Settings that GGUF files of several families with states have in common."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from detgen.models.gguf.configs import Said, rows_of
 from detgen.models.gguf.header import Header
 
-Names = dict[str, tuple[str, int | None]]  # of parameters, and their parts, see `GgufFamily`
+Names = dict[str, tuple[str, int | None]]  # parameters and their parts; see `GgufFamily`
 ATTENTION, RECURRENT = "full_attention", "linear_attention"  # kinds of layers
 EPSILON = "attention.layer_norm_rms_epsilon"
 
 
 def whole_of(of: Said, header: Header) -> dict[str, Any]:
-    """Sizes that all have."""
+    """Return the sizes that all families have."""
     vocabulary = rows_of(header, "token_embd.weight")
     of.agree("vocab_size", vocabulary)
     return {
@@ -25,7 +25,7 @@ def whole_of(of: Said, header: Header) -> dict[str, Any]:
 
 
 def heads_of(of: Said, hidden: int, kept: int | None = None) -> dict[str, int]:
-    """Of attentions that are alike in all layers that have one; keys and values may be known already."""
+    """Return the heads of attention, the same in all layers that have it; `kept`: number of key heads, if known."""
     heads = of.take("attention.head_count", int)
     size = of.take("attention.key_length", int, hidden // heads)
     of.agree("attention.value_length", size)
@@ -34,7 +34,7 @@ def heads_of(of: Said, hidden: int, kept: int | None = None) -> dict[str, int]:
 
 
 def heads_of_layers(of: Said) -> list[int]:
-    """Keys and values of each layer: 0 in those that have no attention, and as many in all others."""
+    """Return the number of key heads of each layer: 0 without attention, and the same number in all other layers."""
     kept = of.each("attention.head_count_kv", int)
     if len({*kept} - {0}) != 1:
         raise of.misunderstood("attention.head_count_kv", tuple(kept))
@@ -42,15 +42,15 @@ def heads_of_layers(of: Said) -> list[int]:
 
 
 def has(header: Header, part: str) -> bool:
-    """Whether there is a tensor that a layer calls so."""
+    """Return whether a layer has a tensor of this name."""
     return any(name.startswith("blk.") and name.endswith(f".{part}") for name in header.tensors)
 
 
 def wider_of(of: Said, inner: int, hidden: int) -> int:
-    """How many times as wide as a model its mixers are.
+    """Return how many times as wide as the model its mixers are.
 
     Raises:
-        ValueError: if that is no whole number.
+        ValueError: if that is not a whole number.
     """
     if inner % hidden:
         raise of.misunderstood("ssm.inner_size", inner)
@@ -58,9 +58,9 @@ def wider_of(of: Said, inner: int, hidden: int) -> int:
 
 
 def alone_of(of: Said, header: Header) -> dict[str, Any]:
-    """What Mambas without attentions have."""
+    """Return what Mambas without attention share."""
     whole = whole_of(of, header)
-    del whole["max_position_embeddings"]  # of which they know nothing
+    del whole["max_position_embeddings"]  # which they do not have
     for name in ("feed_forward_length", "attention.head_count"):
         of.agree(name, 0)
     return whole | {"num_hidden_layers": of.layers, "layer_norm_epsilon": of.number(EPSILON)}

@@ -1,4 +1,4 @@
-"""Configurations of the text models of families with images, made of what a GGUF file says, which has no towers.
+"""Configurations of the text models of families with images, from GGUF files, which have no image encoders.
 
 See `detgen/models/gguf/dense.py`.
 """
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def _take_images(of: Said) -> None:
-    """Take how a model with images splits its rotary embedding between positions, which are one for texts."""
+    """Accept the settings of images: for text, positions are single numbers."""
     of.take("rope.dimension_sections", tuple)
-    of.take("n_deepstack_layers", int, 0)  # which get more of images
+    of.take("n_deepstack_layers", int, 0)  # layers that also receive images
 
 
 def qwen2vl(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of the text model of Qwen2-VL and Qwen2.5-VL."""
+    """Return the configuration of the text model of Qwen2-VL and Qwen2.5-VL."""
     from transformers import Qwen2Config
 
     _take_images(of)
@@ -31,7 +31,7 @@ def qwen2vl(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def qwen3vl(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of the text model of Qwen3-VL."""
+    """Return the configuration of the text model of Qwen3-VL."""
     from transformers import Qwen3Config
 
     _take_images(of)
@@ -39,7 +39,7 @@ def qwen3vl(of: Said, header: Header, _: Path) -> PreTrainedConfig:
 
 
 def qwen3vlmoe(of: Said, header: Header, _: Path) -> PreTrainedConfig:
-    """Of the text model of Qwen3-VL with experts."""
+    """Return the configuration of the text model of Qwen3-VL with experts."""
     from transformers import Qwen3MoeConfig
 
     _take_images(of)

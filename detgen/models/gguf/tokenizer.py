@@ -1,7 +1,7 @@
-"""Tokenizers of GGUF files, byte-level and SentencePiece's, as transformers makes them, without transformers.
+"""Tokenizers of GGUF files, byte-level and SentencePiece's, made as transformers does, but without it.
 
-What a file says has to be understood, each of its keys; of another one, transformers is asked. Tests ask it for these,
-too (`tests/models/gguf/test_plain.py`).
+Each key of a file about its tokenizer has to be understood; otherwise transformers is asked. Tests compare the two
+(`tests/models/gguf/test_plain.py`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from detgen.models.kept_tokenizer import KeptTokenizer
 
 _PREFIX, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
 _CONTROL, _USER = 3, 4  # types of tokens
-# Tokens that have a name, in the order in which transformers lists them, and what a file calls them.
+# Tokens with a special role, in transformers' order, with their names in files.
 _NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _ADDED = ("bos", "eos")
 _FLAGS = {f"add_{name}_token" for name in _ADDED}
 _KNOWN = {
     *("model", "pre", "tokens", "token_type", "merges", *_FLAGS),
     *(f"{name}_token_id" for name in (*_NAMED.values(), "eot", "eom")),
-    # For one of both kinds, or for none.
+    # For SentencePiece's alone, or unused.
     *("scores", "add_space_prefix", *(f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep"))),
 }
 _KINDS = ("gpt2", "llama")  # byte-level, and SentencePiece's
-# Tokens of other kinds of models, and templates that a chat may ask for by name.
+# Tokens for other kinds of models, and templates that a chat may ask for by name.
 _UNUSED = {
     *(f"{_PREFIX}{name}_token_id" for name in ("mask", "cls", "seperator")),
     *("tokenizer.chat_templates", f"{_TEMPLATE}.tool_use", f"{_TEMPLATE}.rag"),
@@ -41,10 +41,10 @@ _UNUSED = {
 
 
 def own_tokenizer(header: Header, path: Path) -> KeptTokenizer:
-    """The byte-level tokenizer of a file, as it says it, where transformers would take some tokens for others.
+    """Return the byte-level tokenizer that a file describes, where transformers would mistake some tokens.
 
     Raises:
-        ValueError: names what is not understood.
+        ValueError: if something is not understood; the message names it.
     """
 
     def load() -> None:
@@ -54,15 +54,15 @@ def own_tokenizer(header: Header, path: Path) -> KeptTokenizer:
 
 
 def tokenizer_facts(header: Header, path: Path) -> dict[str, Any]:
-    """The facts of which `KeptTokenizer` is made.
+    """Return the facts from which `KeptTokenizer` is made.
 
     Raises:
         ValueError: if something is not understood.
-        Exception: what the tokenizers library raises, if it makes no tokenizer.
+        Exception: from the tokenizers library, if it cannot make the tokenizer.
     """
     family = GGUF_FAMILIES.get(header.architecture)
-    # Whether tokens that stand for themselves are those that the file says; transformers takes those that are not
-    # spelled as other tokens are for such, and adds GPT-2's own.
+    # Whether the file alone decides which tokens stand for themselves. If not, as in transformers, tokens with other
+    # characters than letters of bytes are spelled in these, and GPT-2's own is added.
     as_said = family is not None and not family.tokenized
     said, template = _said(header, _UNUSED if as_said else set())
     way, joins = way_of(header), "merges" if "merges" in said else "scores"
@@ -81,10 +81,10 @@ def tokenizer_facts(header: Header, path: Path) -> dict[str, Any]:
     if header.architecture in LARGEST_GEMMAS:
         if way is not None:
             raise not_understood(_PREFIX + "model", said["model"])
-        named["mask"] = "<mask>"  # of which no file says so
+        named["mask"] = "<mask>"  # no file says so
     once, there = list(dict.fromkeys(named.values())), {x.content for x in made.get_added_tokens_decoder().values()}
     made.add_tokens([AddedToken(text, special=True) for text in once if text not in there])
-    if family is None and header.architecture != "llama":  # whose classes do that, as Qwen's
+    if family is None and header.architecture != "llama":  # whose classes do that, such as Qwen's
         made.add_tokens([AddedToken(text, special=True) for text in once])
     ids = {name: made.token_to_id(text) for name, text in named.items()}
     begins = said.get("add_bos_token", way is None or way.begins), said.get("add_eos_token", False)
@@ -109,10 +109,10 @@ def tokenizer_facts(header: Header, path: Path) -> dict[str, Any]:
 
 
 def _said(header: Header, unused: set[str]) -> tuple[dict[str, Any], str | None]:
-    """What a file says of its tokenizer, all of it understood but for what matters to no text, and its chat template.
+    """Return a file's settings of its tokenizer, all understood except unused ones, and its chat template.
 
     Raises:
-        ValueError: names what is not understood.
+        ValueError: if something is not understood; the message names it.
     """
     found: dict[str, Any] = {}
     for key, value in header.settings.items():
@@ -126,7 +126,7 @@ def _said(header: Header, unused: set[str]) -> tuple[dict[str, Any], str | None]
     template = header.settings.get(_TEMPLATE)
     if (kind := found.get("model")) not in _KINDS or not isinstance(template, str | None):
         raise not_understood(_PREFIX + "model", kind)
-    # Of pieces, Gemma's have no space before a text, and others have one; a file may say that.
+    # Gemma's pieces have no space before a text, others have one; a file may say so.
     of_pieces = {"pre": "default", "add_space_prefix": header.architecture not in LARGEST_GEMMAS}
     for name, known in of_pieces.items() if kind == "llama" else ():
         if found.get(name, known) != known:
@@ -135,7 +135,7 @@ def _said(header: Header, unused: set[str]) -> tuple[dict[str, Any], str | None]
 
 
 def _bytes_made(tokens: list[str], types: list[int], merges: list[str], way: Way, *, as_said: bool) -> Tokenizer:
-    """A byte-level tokenizer without the tokens that the file says to be special."""
+    """Return a byte-level tokenizer without the tokens that the file calls special."""
     letters = byte_letters()
     spelled = set(letters)
     written = tokens
@@ -152,5 +152,5 @@ def _bytes_made(tokens: list[str], types: list[int], merges: list[str], way: Way
     take_texts(made, way)
     made.decoder = decoders.ByteLevel()
     if not as_said:
-        made.add_tokens([AddedToken("<|endoftext|>", special=True)])  # GPT-2's own, even where a file has none
+        made.add_tokens([AddedToken("<|endoftext|>", special=True)])  # GPT-2's own, even if a file has none
     return made
