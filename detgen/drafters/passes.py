@@ -49,7 +49,7 @@ class PassDrafter(Drafter):
         return self.runner.cost.predict(rows, chosen=chosen)
 
     def changed_by(self, accepted: int, tried: int) -> bool:
-        """Learn how many of a draft's tokens were accepted, of those that were tried.
+        """Learn how many of the `tried` tokens of a draft were accepted.
 
         Returns:
             Whether the drafter uses other weights from now on, whose acceptance rate is unknown.

@@ -61,13 +61,13 @@ class Parts:
 
 
 def available(parts: Parts) -> list[str]:
-    """The names of the drafters that can be made of these parts."""
+    """Return the names of the drafters that can be made of these parts."""
     lacking = {"model": parts.model is None, "self": parts.own is None}
     return [name for name in DRAFTERS if not lacking.get(name)]
 
 
 def make_drafter(name: str, parts: Parts) -> Drafter:
-    """The drafter of this name.
+    """Make the drafter of this name.
 
     Raises:
         EngineError: if it needs a draft model and there is none, or the target cannot draft for itself.
@@ -87,12 +87,12 @@ def _module(name: str) -> Any:
 
 
 def drafter_of(wanted: str | Callable[[Mapping[str, Drafter]], object], parts: Parts) -> Drafter:
-    """The drafter of a name, or the custom one that a function makes, given all others by name.
+    """Make the drafter of a name, or the custom one that a function returns, given all others by name.
 
-    Those of a name draft what the form of a text forces, too, except "none".
+    All named drafters except "none" also draft the tokens that the form of a text forces.
 
     Raises:
-        EngineError: if it needs a draft model and there is none, or what the function makes is no drafter.
+        EngineError: if it needs a draft model and there is none, or the function does not return a drafter.
     """
     from detgen.drafters.protocol import Drafter
 

@@ -1,4 +1,4 @@
-"""The loop: requests, scheduler, decoding, verification, stopping. Knows no files."""
+"""The generation loop: requests, scheduler, decoding, verification, stopping. Knows no files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Engine"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: the package's plain data is also used where no engine is loaded.
+    # Lazily, since the package's plain data is also used without an engine.
     if name == "Engine":
         with interrupted_later():
             from detgen.engine.engine import Engine

@@ -73,8 +73,8 @@ class Bounded(Generic[_Result]):
         """Call the function and return its result.
 
         Raises:
-            BoundsError: it takes too much time or memory, writes too much, or raises an exception.
-            EngineError: there is not enough memory for a copy of this process.
+            BoundsError: if it takes too much time or memory, writes too much, or raises an exception.
+            EngineError: if there is not enough memory for a copy of this process.
         """
         try:
             call = pickle.dumps((arguments, named))

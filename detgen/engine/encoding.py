@@ -46,7 +46,7 @@ class _Limits(NamedTuple):
         letters: ASCII letters.
         in_bytes: whether size counts bytes.
         joined: whether a normalizer may join characters that are not ASCII.
-        stripped: whether an added token swallows the white space beside it.
+        stripped: whether an added token swallows the white space next to it.
     """
 
     size: int
@@ -181,7 +181,7 @@ class Encoder:
                 refused.append(Completion(request, error=str(e)))
 
     def sequences(self, request: Request) -> Iterator[Sequence]:
-        """As `Engine.sequences`."""
+        """See `Engine.sequences`."""
         tokens = self.encode(request)
         context, capacity = self._target.context, self._scheduler.capacity
         if len(tokens) >= context:
@@ -201,7 +201,7 @@ class Encoder:
         return (Sequence(request, i, list(tokens), len(tokens), limit, eos, structure) for i in request.wanted)
 
     def encode(self, request: Request) -> list[int]:
-        """As `Engine.encode`."""
+        """See `Engine.encode`."""
         target = self._target
 
         def check(text: str) -> None:

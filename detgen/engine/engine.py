@@ -294,8 +294,8 @@ class Engine:
         """Complete requests while reading them.
 
         Args:
-            requests: read as slots become free, about one batch ahead. None says that there is no other request yet:
-                the stream continues with those that it has, and asks again after the next round.
+            requests: read as slots become free, about one batch ahead. None means that there is no other request yet:
+                the stream continues with the requests it has, and asks again after the next round.
             trace: sees the logits and KV entries of committed tokens.
 
         Yields:

@@ -104,7 +104,7 @@ class RunningBatch:
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """The sequences in the order in which they took their slots."""
+        """Yield the sequences in the order in which they took their slots."""
         return iter(self._sequences.values())
 
     def __getitem__(self, slot: int) -> Sequence:

@@ -91,7 +91,7 @@ class Scheduler:
         return self._most * BLOCK
 
     def wants(self) -> int:
-        """The number of sequences to add: enough to look one batch ahead."""
+        """Return the number of sequences to add: enough to look one batch ahead."""
         return max(2 * self._batch_size - len(self.waiting), 0)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
@@ -102,7 +102,7 @@ class Scheduler:
             self.waiting.append(seq)
 
     def _available(self) -> int:
-        """The number of pages that can be taken."""
+        """Return the number of pages that can be taken."""
         return min(self._pages.available, self._most - self._pages.used)
 
     def admit(self) -> None:

@@ -1,7 +1,7 @@
-"""The sequences of score requests: how they are made, and how a score is put together from them.
+"""The sequences of score requests: how they are made, and how their results become a score.
 
-Prompts with completions, and whole texts, become tokens as EleutherAI's harness has them (lm-evaluation-harness,
-`TemplateLM._encode_pair` and `utils.get_rolling_token_windows`), so that scores can be compared with what is published.
+Prompts with completions, and whole texts, are tokenized as in EleutherAI's harness (lm-evaluation-harness,
+`TemplateLM._encode_pair` and `utils.get_rolling_token_windows`), so that scores are comparable with published ones.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Scored(NamedTuple):
     """Tokens that are read together, and how many of them are scored.
 
     Attributes:
-        tokens: those that the others follow, at least one, then those that are scored.
-        scored: how many of them are, at least one.
+        tokens: at least one token that is not scored, then those that are.
+        scored: number of scored tokens, at least one.
     """
 
     tokens: list[int]
@@ -35,34 +35,34 @@ class Scored(NamedTuple):
 
 
 def move_space(prompt: str, completion: str) -> tuple[str, str]:
-    """Move the white space at the end of a prompt to its completion: words begin with it in most vocabularies."""
+    """Move white space at the end of a prompt to its completion: in most vocabularies, words begin with it."""
     kept = prompt.rstrip()
     return kept, prompt[len(kept) :] + completion
 
 
 def completion_tokens(prompt: str, prompt_tokens: list[int], completion: str, encode: Encode) -> list[int]:
-    """The tokens of a completion: those of prompt and completion together, without as many as the prompt has alone.
+    """Return the tokens of a completion: those of prompt and completion together, minus the prompt's number of tokens.
 
     Args:
         prompt: a text.
         prompt_tokens: its tokens.
-        completion: the text behind it.
-        encode: as the prompt was encoded.
+        completion: the text that follows it.
+        encode: the encoder of the prompt.
     """
     return encode(prompt + completion)[len(prompt_tokens) :]
 
 
 def rolling_windows(tokens: list[int], prefix: int, context: int) -> Iterator[Scored]:
-    """Cut a text that is scored from its first token on into windows that a model has room for.
+    """Cut a text that is scored from its first token on into windows that fit the model's context.
 
-    The first token is scored behind `prefix`. A text that is too long is cut into windows in each of which as many
-    tokens are read as there is room for: behind the first window, one token comes before those that are scored, and
-    before those of the last window as many as fill it. Each token of the text is scored once.
+    `prefix` precedes the first token. A text that is too long is cut into windows that each read as many tokens as fit:
+    after the first window, one token precedes the scored ones, and before those of the last window as many as fill it.
+    Each token of the text is scored once.
 
     Args:
-        tokens: of the text, at least one.
+        tokens: tokens of the text, at least one.
         prefix: the token before the text.
-        context: most tokens that the model reads, at least one.
+        context: largest number of tokens that the model reads, at least one.
     """
     first = min(context, len(tokens))
     yield Scored([prefix, *tokens[:first]], first)
@@ -75,14 +75,14 @@ def rolling_windows(tokens: list[int], prefix: int, context: int) -> Iterator[Sc
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """A score while its sequences are read.
+    """A score whose sequences are being read.
 
     Attributes:
         request: the request.
-        sample: which of its completions.
-        prompt_tokens: tokens of the prompt; 0 where it is scored itself.
-        parts: how many sequences it takes: one, or the windows of a text.
-        done: those that ended, by part.
+        sample: number of its completion.
+        prompt_tokens: number of tokens of the prompt; 0 if it is scored itself.
+        parts: number of sequences: one, or the windows of a text.
+        done: sequences that have ended, by part.
     """
 
     request: ScoreRequest
@@ -92,7 +92,7 @@ class Tally:
     done: dict[int, ScoredSequence] = field(default_factory=dict)
 
     def end(self, seq: ScoredSequence) -> Score | None:
-        """Note that a sequence ended; the score if it was the last one."""
+        """Record the end of a sequence; return the score if it was the last one."""
         self.done[seq.part] = seq
         if len(self.done) < self.parts:
             return None
@@ -112,17 +112,17 @@ class Tally:
 
 @dataclass(slots=True, eq=False)
 class ScoredSequence(Sequence):
-    """A prompt and its completion while they are read, or a window of a text.
+    """A prompt with its completion, or a window of a text, while it is read.
 
-    Its tokens are all but the last one, as what comes after that is not scored.
+    Its tokens exclude the last scored one, since nothing after that is scored.
 
     Attributes:
-        tally: the score that it is a part of.
-        part: which part, from 0.
-        first: place, in what is scored, of the first token that this part scores.
-        scored: the tokens that are scored.
-        found: the log-probabilities of these tokens so far.
-        greedy: whether each is the most likely one.
+        tally: the score that it belongs to.
+        part: number of the part, from 0.
+        first: index, within everything that is scored, of the first token that this part scores.
+        scored: tokens to score.
+        found: log-probabilities of these tokens so far.
+        greedy: whether each of these is the most likely token.
     """
 
     tally: Tally = field(kw_only=True)
@@ -134,11 +134,11 @@ class ScoredSequence(Sequence):
 
     @property
     def asked_from(self) -> int:
-        """Position of the first of its tokens whose logits are wanted: the one before those that are scored."""
+        """Position of the first token whose logits are wanted: the one before the scored tokens."""
         return self.prompt_length - 1
 
     def break_off(self, position: int, fault: str = "") -> None:
-        """End it with an error: the model's results are not finite at this position, counted from 0."""
+        """End the sequence with an error: the model's results are not finite at this position, counted from 0."""
         if self.tally.request.completions is not None:
             Sequence.break_off(self, position, fault)
             return
@@ -151,8 +151,8 @@ class ScoreEncoder:
     """Encodes prompts and completions and creates their sequences.
 
     Args:
-        target: has the tokenizer, the vocabulary and the context.
-        scheduler: says how long a sequence may get in the KV cache.
+        target: provides the tokenizer, the vocabulary and the context.
+        scheduler: knows the longest sequence that fits the KV cache.
         encoder: encodes prompts.
     """
 
@@ -162,7 +162,7 @@ class ScoreEncoder:
         self._encoder = encoder
 
     def all(self, requests: Iterable[ScoreRequest | None], refused: list[Score]) -> Iterator[ScoredSequence | None]:
-        """The sequences of the requests that can run; the others go to `refused`. None stays None."""
+        """Yield the sequences of requests that can run; others go to `refused`. A None is yielded as it is."""
         for request in requests:
             if request is None:
                 yield None
@@ -177,7 +177,7 @@ class ScoreEncoder:
                 yield from found
 
     def sequences(self, request: ScoreRequest) -> Iterator[ScoredSequence]:
-        """A request's sequences, created one by one; the request is encoded and checked at once.
+        """Return a request's sequences, made one by one; the request is encoded and checked at once.
 
         Raises:
             RequestError: if it can never run.
@@ -199,7 +199,7 @@ class ScoreEncoder:
         return made
 
     def _pairs(self, request: ScoreRequest, completions: tuple[str | tuple[int, ...], ...]) -> Iterator[Scored]:
-        """The tokens of a prompt with each of its completions."""
+        """Yield the tokens of a prompt with each of its completions."""
         text, encode = self._text(request)
         prompts: dict[str | None, list[int]] = {}
         for i, completion in enumerate(completions):
@@ -227,7 +227,7 @@ class ScoreEncoder:
             yield Scored(before + behind, len(behind))
 
     def _text(self, request: ScoreRequest) -> tuple[str | None, Encode]:
-        """The text of a prompt, None if it is token ids, and what encodes it and its completions."""
+        """Return the text of a prompt, None for token ids, and the encoder of it and its completions."""
         target, special = self._target, request.token_ids is None and request.messages is None
         text = request.prompt
         if request.messages is not None:
@@ -237,7 +237,7 @@ class ScoreEncoder:
         return (None if request.token_ids is not None else text), encode
 
     def _prompt(self, request: ScoreRequest, text: str | None, encode: Encode) -> list[int]:
-        """The tokens of a prompt."""
+        """Return the tokens of a prompt."""
         if text is None:
             return self._encoder.encode(request)
         self._encoder.check_length(text, 0)
@@ -247,7 +247,7 @@ class ScoreEncoder:
         return found
 
     def _rolling(self, request: ScoreRequest) -> Iterator[ScoredSequence]:
-        """The windows of a text that is scored as a whole."""
+        """Yield the windows of a text that is scored as a whole."""
         target, tokenizer = self._target, self._target.tokenizer
         if request.messages is not None:
             raise RequestError("messages are scored with a completion only; give one, or a text")
@@ -272,13 +272,13 @@ class ScoreEncoder:
         )
 
     def _check_tokens(self, name: str, tokens: list[int]) -> None:
-        """Make sure that all tokens are the model's."""
+        """Check that all tokens are in the vocabulary."""
         most = self._target.vocabulary - 1
         if not all(type(token) is int and 0 <= token <= most for token in tokens):
             raise RequestError(f"{name} must have token ids from 0 to {most}")
 
     def _check_room(self, size: str, tokens: int) -> None:
-        """Make sure that the model, and then the KV cache, has room for so many tokens; the last one is not read."""
+        """Check that the model, and then the KV cache, has room for that many tokens; the last one is not read."""
         context, capacity = self._target.context, self._scheduler.capacity
         _check(tokens - 1 <= context, f"{size}, the model's context is {context}")
         room = f"{size}, the KV cache holds sequences of {capacity}; give it more with --kv-memory"

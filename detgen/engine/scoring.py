@@ -1,8 +1,9 @@
-"""Scoring: reads prompts with given completions by canonical passes, and judges the completions' tokens.
+"""Scoring: reads prompts with given completions in canonical passes, and judges the completions' tokens.
 
-Nothing is chosen, so there are neither drafts nor rounds: a completion is read like a prompt, and the logits of the
-token before each of its tokens say how likely that one is. What sequences have in common is read once, as the
-beginnings of prompts are. Knows no files and no models.
+Nothing is chosen, so there are no drafts and no rounds: a completion is read like a prompt, and the logits before each
+    of
+its tokens say how likely that token is. What sequences have in common is read once, as for prompts. Knows no files and
+no models.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from detgen.runner.model_runner import ModelRunner
 
 _NONE = Windows.of(())
 
-# Told of logits, float32 [n, vocabulary], before a sequence's scored tokens first, first + 1, ... are judged by them.
+# Receives logits, float32 [n, vocabulary], before the scored tokens first, first + 1, ... of a sequence are judged.
 ScoreTrace = Callable[[ScoredSequence, int, Array], None]
 
 
 class Scoring:
-    """Reads scored sequences pass by pass until they end.
+    """Reads scored sequences, pass by pass, until they end.
 
     Args:
-        target: canonical passes.
+        target: runs canonical passes.
         scheduler: assigns slots and rows; has scored sequences only.
         stats: counters to update.
-        ahead: reads the prompts of a thinking model; None if the target does not think.
+        ahead: reads the prompts of a model that thinks; None if the target does not think.
 
     Attributes:
-        trace: sees the logits of scored tokens; None for no trace.
+        trace: receives the logits of scored tokens; None for no trace.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Scoring:
         """Run one pass.
 
         Returns:
-            The scores that it completed.
+            The scores that the pass completed.
         """
         scheduler, live = self._scheduler, self._scheduler.live
         scheduler.admit()
@@ -83,16 +84,16 @@ class Scoring:
         self._done.clear()
 
     def _choices(self, windows: Windows) -> Choices:
-        """What a pass is to say of the tokens behind its rows."""
+        """Return the choices of a pass: the tokens that follow its rows."""
         given = [token for w in windows for token in _behind(self._sequence(w.slot), w)]
         return Choices.largest(np.array(given, np.int64))
 
     def _judge(self, windows: Windows, results: Array | Scores, broken: list[int]) -> None:
-        """Note what a pass says of the tokens behind its rows; end the sequences that were read, or broke off.
+        """Record the scores of the tokens that follow a pass's rows; end sequences that are read or broken.
 
         Args:
-            windows: those of the pass.
-            results: logits, float32 [sum of the windows' `logits`, vocabulary], or what they say of these tokens.
+            windows: the windows of the pass.
+            results: logits, float32 [sum of the windows' `logits`, vocabulary], or the scores of these tokens.
             broken: rows of the pass whose hidden states are not finite.
         """
         read: list[tuple[ScoredSequence, Window]] = [(self._sequence(w.slot), w) for w in windows]
@@ -107,7 +108,7 @@ class Scoring:
         for seq, window in read:
             count, slot = len(window.tokens), np.array([window.slot])
             part = slice(asked, asked + window.logits)
-            first = count - window.logits  # the first row that has logits
+            first = count - window.logits  # first row with logits
             wrong = [b - row for b in broken if row <= b < row + count]
             wrong += (first + np.flatnonzero(~finite[part])).tolist()
             row, asked = row + count, part.stop
@@ -144,21 +145,21 @@ class Scoring:
 
 
 def _behind(seq: ScoredSequence, window: Window) -> list[int]:
-    """The scored tokens behind the rows of a window that have logits."""
+    """Return the scored tokens that follow the rows of a window with logits."""
     end = window.start + len(window.tokens) - seq.asked_from
     return seq.scored[end - window.logits : end]
 
 
 def _judged(results: Array | Scores, tokens: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What rows say of given tokens.
+    """Judge given tokens by the rows before them.
 
     Args:
         results: logits, float32 [rows, vocabulary], or the rows' scores.
-        tokens: of each row.
+        tokens: the given token of each row.
 
     Returns:
-        bool [rows], whether the row is finite; float32 [rows], the tokens' log-probabilities; bool [rows], whether each
-        is the largest logit, the first of ties.
+        bool [rows], whether the row is finite; float32 [rows], the tokens' log-probabilities; bool [rows], whether the
+        token has the largest logit, the first of ties.
     """
     if not tokens:
         return np.zeros(0, bool), np.zeros(0, np.float32), np.zeros(0, bool)
@@ -166,7 +167,7 @@ def _judged(results: Array | Scores, tokens: list[int]) -> tuple[np.ndarray, np.
     if isinstance(results, Scores):
         return results.finite, results.logprobs, results.tokens == given
     best = array(choose(results, None).tokens)
-    # Of a row that is not finite, the largest logit is not finite either.
+    # In a row that is not finite, the largest logit is not finite either.
     finite = np.isfinite(of_tokens(results, best))
     judged = judge_rows(results, Chosen(given, np.zeros(len(tokens))))
     return finite, judged.chosen, best == given

@@ -42,7 +42,7 @@ class DraftCounts(dict[str, DrafterStats]):
             self[name].add(stats)
 
     def total(self) -> DrafterStats:
-        """The counts of all drafters together."""
+        """Return the sum over all drafters."""
         total = DrafterStats()
         for stats in self.values():
             total.add(stats)
@@ -55,22 +55,22 @@ class EngineStats:
 
     Attributes:
         tokens: committed tokens.
-        prompt_tokens: tokens of prompts read by canonical passes, and those read again after a preemption; not those
-            that the prefix cache had.
-        reused_tokens: tokens whose KV entries the prefix cache had.
+        prompt_tokens: tokens of prompts read by canonical passes, and tokens read again after a preemption, without
+            those that were in the prefix cache.
+        reused_tokens: tokens whose KV entries were in the prefix cache.
         preemptions: how often a sequence gave its pages back, to be read again later.
         target_passes: canonical passes.
         rows: rows of the canonical passes.
         draft_passes: passes that drafted.
         live: sequences that hold a slot now.
-        peak_live: most of them at a time.
+        peak_live: largest number of these at a time.
         drafters: counts by drafter name.
-        thoughts: thoughts written; this and the next three are of models that think while they read, else 0.
+        thoughts: thoughts written; this and the next three count for models that think while they read, else 0.
         chunks: full chunks read.
-        prefill_rounds: parts of prompts that canonical passes read, one for each sequence and pass.
-        passes_saved: further chunks that such passes read: reading chunk by chunk takes so many passes more.
-        workers: processes that generate for this one; 0 where it does so itself.
-        ready: those of them that do so now; the others are being started.
+        prefill_rounds: parts of prompts that canonical passes read, one per sequence and pass.
+        passes_saved: further chunks read in these passes; reading chunk by chunk would take as many more passes.
+        workers: processes that generate for this engine; 0 if it generates itself.
+        ready: workers that generate now; the others are starting.
     """
 
     tokens: int = 0

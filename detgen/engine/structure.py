@@ -1,7 +1,8 @@
-"""What a text must be: which tokens may come next, by llguidance. Knows no logits.
+"""The form of a text: which tokens may come next, by llguidance. Knows no logits.
 
-Promise: what `Masks.after` says is a function of the structure and of the tokens it is given; who asked before, for
-which tokens, and what was rolled back leave no trace.
+Promise: what `Masks.after` returns is a function of the form and the tokens that it is given. Earlier calls, for these
+    or
+other tokens, and roll-backs leave no trace.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ from detgen.errors import RequestError
 from detgen.kernels.penalties import Mask
 from detgen.params import SamplingParams
 
-_KEPT = 64  # structures that are kept for requests to come, and masks of a sequence's last positions
-_STATES = 50_000  # of a lexer, each of one or two kilobytes; all else is bounded by the limits that llguidance has
-# For a mask, so much that the states end first: what was used before costs none, so this limit depends on the past.
+_KEPT = 64  # structures to keep for later requests, and masks to keep for the last positions of a sequence
+_STATES = 50_000  # states of a lexer, of one or two kilobytes each; llguidance's limits bound everything else
+# For a mask: so high that states run out first. Since states in use already cost no fuel, this limit depends on the
+# past.
 _FUEL = 100_000_000
-# To see how long masks take, so many tokens are written once, in so many seconds at most: all sequences would wait.
+# To see how long masks take, this many tokens are written once, in at most this many seconds: all sequences would wait.
 _TRIED, _PATIENCE = 16, 2.0
 _NO_BITS = np.zeros(0, np.uint8)
 _Found = TypeVar("_Found")
 
 
 class Structures:
-    """Compiles what requests ask for, each structure once.
+    """Compiles the forms that requests ask for, each once.
 
     Args:
-        tokenizer: the target's, see `LoadedModel`.
-        model: what errors call the target.
-        vocabulary: entries of its logits.
+        tokenizer: the target's tokenizer, see `LoadedModel`.
+        model: name of the target in errors.
+        vocabulary: number of entries of its logits.
         eos: its end-of-sequence tokens.
     """
 
@@ -47,15 +49,15 @@ class Structures:
         self._fault = Bounded(with_little_stack(self._found_wrong))
 
     def of(self, params: SamplingParams, calls: str | None = None, key: str | None = None) -> Structure | None:
-        """What a request's text must be; None if it is free.
+        """Return the form of a request's text; None if it is free.
 
         Args:
-            params: the request's.
+            params: the request's parameters.
             calls: the grammar of its calls, if it must call a tool.
-            key: what errors call the form; None for the parameter's name.
+            key: name of the form in errors; None for the parameter's name.
 
         Raises:
-            RequestError: it cannot be compiled, or not with this tokenizer; gives llguidance's reason.
+            RequestError: if it cannot be compiled, or not with this tokenizer; gives llguidance's reason.
         """
         name = form_of(params)
         if calls is not None and name is not None:
@@ -73,7 +75,7 @@ class Structures:
         return found
 
     def _compiler(self, name: str, value: Any, key: str) -> Callable[[], Any]:
-        """Makes matchers that know no token yet; one was made elsewhere, to see that it can be."""
+        """Return a function that makes fresh matchers; one was made in another process to see that it works."""
         self._llguidance(key)
         if reason := within_bounds(self._fault, name, value):
             raise RequestError(f"{key} is refused: {reason}")
@@ -86,7 +88,7 @@ class Structures:
         return LLMatcher(self._llguidance(name), grammar, log_level=0, limits=limits)
 
     def _found_wrong(self, name: str, value: Any) -> str:
-        """Why there is no matcher, or none that gives a mask; "" if there is."""
+        """Return why there is no matcher, or none that gives a mask; "" if there is one."""
         try:
             made = self._matcher(name, as_grammar(name, value))
         except RequestError as error:
@@ -99,7 +101,7 @@ class Structures:
         return "no text fits it" if reason.startswith("NoExtension") else reason
 
     def _llguidance(self, key: str) -> Any:
-        """The tokenizer as llguidance has it; errors name what needs it."""
+        """Return the tokenizer in llguidance's form; errors name the key that needs it."""
         if self._own is None:
             from tokenizers import Tokenizer
 
@@ -109,12 +111,12 @@ class Structures:
             if not isinstance(backend, Tokenizer):
                 raise RequestError(f"{key} needs a tokenizer of the library tokenizers, and {self._model} has another")
             if backend.truncation or backend.padding:
-                backend = Tokenizer.from_str(backend.to_str())  # transformers' own may stay cut off and padded
+                backend = Tokenizer.from_str(backend.to_str())  # transformers' own stays truncated and padded
                 backend.no_truncation()
                 backend.no_padding()
             try:
                 self._own = _read_tokenizer(backend.to_str(), self._vocabulary, self._eos)
-            except Exception as error:  # whatever it does not know
+            except Exception as error:  # anything that llguidance does not support
                 raise RequestError(
                     f"{key} cannot be combined with the tokenizer of {self._model}: {one_line(str(error))}"
                 ) from None
@@ -123,18 +125,18 @@ class Structures:
 
 @lru_cache(maxsize=2)
 def _read_tokenizer(tokenizer: str, vocabulary: int, eos: frozenset[int]) -> Any:
-    """A tokenizer as llguidance has it; it takes a fifth of a second, and engines of one target share it."""
+    """Return a tokenizer in llguidance's form; it takes a fifth of a second, and engines of one target share it."""
     from llguidance import LLTokenizer
 
     return LLTokenizer(tokenizer, n_vocab=vocabulary, eos_token=sorted(eos))
 
 
 def _too_slow(matcher: Any) -> str:
-    """Why texts would take too long, by writing one with the first of the tokens that may come; "" if they do not."""
+    """Return why texts would take too long, by writing one from first allowed tokens; "" if they would not."""
     began = time.process_time()
     for _ in range(_TRIED):
         allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        if matcher.is_error():  # all of its automaton's states would be made anew for each token
+        if matcher.is_error():  # all states of its automaton would be made anew for each token
             return one_line(matcher.get_error())
         if matcher.is_stopped() or not allowed.any():
             break
@@ -144,11 +146,11 @@ def _too_slow(matcher: Any) -> str:
 
 
 class Structure:
-    """What texts must be.
+    """A form of texts.
 
     Args:
-        name: of the parameter.
-        compile: makes a matcher of llguidance that knows no token yet.
+        name: name of the parameter.
+        compile: makes a fresh matcher of llguidance.
         eos: the end-of-sequence tokens.
     """
 
@@ -158,35 +160,35 @@ class Structure:
         self._matcher: Any = None
 
     def start(self) -> Any:
-        """A matcher for one sequence, which shares the states of its lexer with those of others."""
+        """Return a matcher for one sequence, which shares the states of its lexer with others."""
         if self._matcher is None:
             self._matcher = self._compile()
         return self._matcher.deep_copy()
 
     def anew(self) -> Any:
-        """A matcher that shares nothing; nor do those that start from now on with those that started before."""
+        """Return a matcher that shares nothing; matchers that start later share nothing with earlier ones either."""
         self._matcher = None
         return self._compile()
 
 
 class Masks:
-    """The masks of one sequence; goes back and forth from where it was last asked.
+    """The masks of one sequence; moves forward and back from where it was last asked.
 
     Args:
-        structure: what the text must be.
+        structure: the form of the text.
     """
 
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
-        self._matcher: Any = None  # made when it is first needed
-        self._path: list[int] = []  # the longest completion that it was asked about since it went back
-        self._depth = 0  # how many of these the matcher has consumed
-        self._made: dict[int, _Mask] = {}  # by the number of tokens before, of those
+        self._matcher: Any = None  # made on first use
+        self._path: list[int] = []  # the longest completion that was asked about since it last went back
+        self._depth = 0  # number of these tokens that the matcher has consumed
+        self._made: dict[int, _Mask] = {}  # masks by the number of tokens of the path before them
 
     def after(self, completion: list[int]) -> Mask | None:
-        """What may come after a completion; None where it does not matter, since the completion does not fit or ended.
+        """Return what may follow a completion; None if it does not fit or has ended, so that nothing matters.
 
-        What it returns tells nothing any more once another completion, which this one does not begin, was asked about.
+        The result is invalid once this was called for a completion that does not begin with this one.
 
         Args:
             completion: committed and drafted tokens.
@@ -214,14 +216,14 @@ class Masks:
         return made
 
     def _wrong(self, token: int) -> Mask | None:
-        """What `after` says of completions with a token that the matcher does not take where it stands."""
+        """Return the result of `after` for completions with a token that the matcher does not accept in its place."""
         bits, error = self.bits(self._depth)
         if not error and not Mask(bits).allows(token):
             return None
         return Mask(_NO_BITS, error or "llguidance does not take a token that it allows")
 
     def forced(self, completion: list[int], most: int) -> list[int]:
-        """The next tokens that are the only ones that may come, at most so many; a guess, as cheap as it can be had.
+        """Return the next tokens, at most `most`, as long as only one may come; a guess, made as cheaply as possible.
 
         Args:
             completion: committed tokens.
@@ -239,16 +241,16 @@ class Masks:
         return found
 
     def bits(self, depth: int) -> tuple[np.ndarray, str]:
-        """All that may come after so many tokens of the path, as of a `Mask`, and why it cannot be told."""
+        """Return all that may follow `depth` tokens of the path, as the bits of a `Mask`, and an error, or ""."""
         found, error = self._ask(depth, lambda matcher: np.frombuffer(matcher.compute_bitmask(), np.uint8))
         return (_NO_BITS if found is None else found), error
 
     def allows(self, depth: int, token: int) -> bool:
-        """Whether it is told that a token may come after so many tokens of the path, where none is forced."""
+        """Return whether a token is known to be allowed after `depth` tokens of the path, where none is forced."""
         return bool(self._ask(depth, lambda matcher: matcher.validate_tokens([token]))[0])
 
     def forced_at(self, depth: int) -> int | None:
-        """The one token that may come after so many tokens of the path, if it is known to be one."""
+        """Return the only token that may follow `depth` tokens of the path, if it is known to be the only one."""
         return next(iter(self._next_forced()), None) if self._at(depth) else None
 
     def _next_forced(self) -> list[int]:
@@ -259,9 +261,10 @@ class Masks:
         return found
 
     def _ask(self, depth: int, what: Callable[[Any], _Found]) -> tuple[_Found | None, str]:
-        """What a matcher says after so many tokens of the path, None if they do not fit; and why it cannot be told.
+        """Return a matcher's answer after `depth` tokens of the path, None if they do not fit; and an error, or "".
 
-        States of other texts, of other requests or of drafts, may have reached a limit. Those of this one decide.
+        States from other requests or from drafts may have reached a limit; a fresh matcher tells if this text reaches
+        it.
         """
         for anew in (False, True):
             if anew:
@@ -277,7 +280,7 @@ class Masks:
         self._matcher, self._depth = matcher, 0
 
     def _at(self, depth: int) -> bool:
-        """Have the matcher consume so many tokens of the path; returns whether they fit."""
+        """Have the matcher consume `depth` tokens of the path; return whether they fit."""
         if self._matcher is None:
             self._begin(self._structure.start())
         if depth < self._depth:
@@ -288,7 +291,7 @@ class Masks:
         return self._depth == depth
 
     def _go_back(self, completion: list[int]) -> None:
-        """Leave of the path what the completion begins with; all of it, if it goes on with the completion."""
+        """Cut the path down to its common beginning with the completion, unless one of them begins with the other."""
         path, shorter = self._path, min(len(self._path), len(completion))
         if path[:shorter] == completion[:shorter]:
             return
@@ -301,11 +304,11 @@ class Masks:
 
 
 class _Mask(Mask):
-    """Asks for what is to be known.
+    """A mask that asks `Masks` when something is needed.
 
     Args:
-        masks: of the sequence.
-        depth: tokens of its path before.
+        masks: masks of the sequence.
+        depth: number of tokens of its path before the mask.
     """
 
     def __init__(self, masks: Masks, depth: int) -> None:
@@ -314,7 +317,7 @@ class _Mask(Mask):
 
     @property
     def bits(self) -> np.ndarray:
-        """All of them; none where it cannot be told."""
+        """All bits; empty if they are unknown."""
         if not self._told:
             self._bits, self.error = self._masks.bits(self._depth)
             self._told = True
@@ -324,11 +327,11 @@ class _Mask(Mask):
 
     @cached_property
     def forced(self) -> int | None:
-        """The one token that may come, if it is known to be one."""
+        """The only token that may come, if it is known to be the only one."""
         return self._masks.forced_at(self._depth)
 
     def allows(self, token: int) -> bool:
-        """Whether a token may come; computes no bits."""
+        """Return whether a token may come; computes no bits."""
         if self._told:
             return super().allows(token)
         return self._masks.allows(self._depth, token) if self.forced is None else token == self.forced

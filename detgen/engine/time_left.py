@@ -1,4 +1,4 @@
-"""How long a run will still take, from tokens: those that it has made, and those that are likely to come."""
+"""Estimates the time that a run still takes, from the tokens that it has made and those that are likely to come."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from detgen.engine.request import Completion, Request
 from detgen.engine.score_requests import Score
 from detgen.engine.stats import EngineStats
 
-_FIXED = 0.5  # of what a round of a full batch takes: what one of a single sample would, before that is known
-_ROUNDS = 8.0  # that this belief counts for
-_LATELY, _LATE = 10.0, 0.25  # seconds, or the share of those so far, in which what a round says fades to a third
-_SHARE = 0.05  # of all tokens that rounds without prompts must have made, for a token's price to be taken from them
+_FIXED = 0.5  # assumed share of a full batch's round that a round of one sample takes, before it is measured
+_ROUNDS = 8.0  # weight of this assumption, in rounds
+_LATELY, _LATE = 10.0, 0.25  # seconds, or share of the run so far, in which a round's weight fades to a third
+_SHARE = 0.05  # least share of tokens from rounds without prompts for a token's price to be taken from these
 
 
 @dataclass(slots=True)
 class _Rounds:
-    """Sums over some rounds, of which the latest count most: a machine may be busier than it was."""
+    """Sums over rounds; the latest rounds count most, since a machine may have become busier."""
 
     count: float = 0.0
     seconds: float = 0.0
@@ -29,48 +29,48 @@ class _Rounds:
     products: float = 0.0  # of live and seconds
 
     def add(self, seconds: float, tokens: int, live: int) -> None:
-        """Count one more."""
+        """Count one more round."""
         for each, more in zip(fields(self), (1, seconds, tokens, live, live * live, live * seconds), strict=True):
             setattr(self, each.name, getattr(self, each.name) + more)
 
     def fade(self, share: float) -> None:
-        """Let all of them count that much of what they did."""
+        """Multiply the weight of all rounds so far by `share`."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) * share)
 
 
-# The share of samples that are longer than so many tokens, from that length on.
+# Steps of (length, share of samples that are longer), by length.
 _Survival = list[tuple[float, float]]
 
 
 @dataclass(slots=True)
 class TimeLeft:
-    """Estimates the seconds that are left, while requests are asked for and samples finish.
+    """Estimates the seconds left while requests arrive and samples finish.
 
-    Samples that run are longer than they are now, and the first to finish are short. So lengths are those of the
-    product-limit estimate (Kaplan and Meier, 1958), in which a sample that runs counts as far as it is known to run.
-    All that run count as equally long, since only the sum of their tokens is known.
+    Running samples are longer than they are now, and the first to finish are short. So lengths are estimated by the
+    product-limit method (Kaplan and Meier, 1958), in which a running sample counts up to its present length. All
+    running samples count as equally long, since only the sum of their tokens is known.
 
-    A round takes some time for itself and some for each sample that runs; the line is fitted to rounds that read no
-    prompt. A token of a prompt takes what the other rounds took besides. When no sample is left to begin, fewer and
-    fewer run: there are as many rounds as the longest of them needs.
+    A round has a fixed cost and a cost per running sample; the line is fitted to rounds that read no prompt. The cost
+    of a token of a prompt is what the other rounds took beyond that. When no sample is left to begin, fewer and fewer
+    run: then there are as many rounds as the longest of them needs.
     """
 
     _lengths: Counter[int] = field(default_factory=Counter)  # of samples that have finished
-    _samples: int = 0  # asked for
+    _samples: int = 0  # of all requests so far
     _requests: int = 0
-    _limits: int = 0  # tokens that all samples may have, in sum
+    _limits: int = 0  # sum of the samples' largest token counts
     _width: int = 1  # most samples that ran at a time
     _tokens: int = 0
     _prompt_tokens: int = 0
     _seconds: float = 0.0
     _reading: _Rounds = field(default_factory=_Rounds)  # rounds that read prompts
-    _pure: _Rounds = field(default_factory=_Rounds)  # the others
-    _read: float = 0.0  # tokens of prompts, of which the latest count most
+    _pure: _Rounds = field(default_factory=_Rounds)  # other rounds
+    _read: float = 0.0  # tokens of prompts; the latest count most
     _seen: tuple[float, int, int, int] = (0.0, 0, 0, 0)
 
     def ask(self, request: Request, seconds: float, stats: EngineStats) -> None:
-        """Note a request that will run; before the first one, `seconds` have passed in which nothing was generated."""
+        """Record a request that will run; before the first one, `seconds` have passed without any generation."""
         if not self._requests:
             self._seen = seconds, stats.tokens, stats.prompt_tokens, stats.live
         self._requests += 1
@@ -78,7 +78,7 @@ class TimeLeft:
         self._limits += request.samples * request.params.max_tokens
 
     def finish(self, done: Completion | Score) -> None:
-        """Note a sample that has finished, or a request that was refused with all of its samples."""
+        """Record a sample that has finished, or a request that was refused with all of its samples."""
         if done.refused:
             self._samples -= done.request.samples
             self._limits -= done.request.samples * done.request.params.max_tokens
@@ -86,7 +86,7 @@ class TimeLeft:
             self._lengths[len(done.token_ids)] += 1
 
     def spend(self, seconds: float, stats: EngineStats) -> None:
-        """Note a round, after which `seconds` have passed since the run began."""
+        """Record a round, after which `seconds` have passed since the run began."""
         before, tokens, prompt_tokens, live = self._seen
         took, made, read = seconds - before, stats.tokens - tokens, stats.prompt_tokens - prompt_tokens
         live = max(live, stats.live, 1)
@@ -101,14 +101,14 @@ class TimeLeft:
         self._seen = seconds, stats.tokens, stats.prompt_tokens, stats.live
 
     def left(self, unread: int | None, live: int) -> float | None:
-        """The seconds left.
+        """Return the seconds left.
 
         Args:
-            unread: requests that have not been asked for; None if that is unknown.
-            live: samples that run.
+            unread: number of requests still to come; None if unknown.
+            live: number of running samples.
 
         Returns:
-            None where it cannot be told: nothing was generated, or there is nothing left.
+            The seconds; None if they cannot be estimated: nothing was generated yet, or nothing is left.
         """
         begun = self._lengths.total() + live
         if unread is None or not begun or self._samples <= 0 or not self._seconds:
@@ -123,13 +123,13 @@ class TimeLeft:
         survival, now = self._survival(live)
         rest = _beyond(survival, now)
         tokens = to_begin * _mean(survival) + live * _mean(rest)
-        last = rest if not to_begin else _residual(survival)  # tokens that the last samples have still to make
+        last = rest if not to_begin else _residual(survival)  # tokens that the last samples still have to make
         many = min(self._width, to_begin + live)
         rounds = max(0.0, tokens - many * _mean(last)) / self._width + _longest(last, many)
         return prompts + sample * tokens + alone * rounds
 
     def _prices(self) -> tuple[float, float, float]:
-        """Seconds for each token of the longest sample, for each token of all samples, and for each of a prompt."""
+        """Return seconds per token: of the longest sample, of all samples, and of prompts."""
         reading, pure = self._reading, self._pure
         tokens, seconds = reading.tokens + pure.tokens, reading.seconds + pure.seconds
         if not pure.tokens or pure.tokens < _SHARE * tokens:  # prompts are read all the time
@@ -137,16 +137,16 @@ class TimeLeft:
         round_, live = pure.seconds / pure.count, pure.live / pure.count
         believed = (1 - _FIXED) * round_ / live
         spread = pure.squares - pure.count * live * live
-        weight = _ROUNDS * live * live / 12  # the spread of so many rounds whose numbers are even
+        weight = _ROUNDS * live * live / 12  # the spread of this many rounds with evenly distributed numbers of samples
         sample = (pure.products - pure.count * live * round_ + weight * believed) / (spread + weight)
         sample = min(max(sample, 0.0), round_ / live)
-        each = pure.tokens / pure.live  # tokens that a sample makes in a round
+        each = pure.tokens / pure.live  # tokens of a sample in a round
         alone, sample = (round_ - sample * live) / each, sample / each
         besides = reading.seconds - pure.seconds * reading.tokens / pure.tokens
         return alone, sample, max(0.0, besides) / self._read if self._read else 0.0
 
     def _survival(self, live: int) -> tuple[_Survival, float]:
-        """The estimate of the lengths, and the length that those that run have now."""
+        """Return the estimate of lengths, and the present length of running samples."""
         finished = self._lengths.total()
         made = sum(length * count for length, count in self._lengths.items())
         now = max(0.0, (self._tokens - made) / live) if live else 0.0
@@ -159,19 +159,20 @@ class TimeLeft:
             at_risk -= count
             steps.append((float(length), share))
         if not passed:
-            # Those that run are longer than all that have finished: they go on as likely as any has gone on so far.
+            # Running samples are longer than all finished ones: assume that they go on as likely as any sample has so
+            # far.
             rest = max(0.0, self._limits / self._samples - now)
             steps.append((now + (min(rest, (made + live * now) / finished) if finished else rest), 0.0))
         return steps, now
 
 
 def _mean(survival: _Survival) -> float:
-    """The mean length: the area below the curve."""
+    """Return the mean length: the area below the curve."""
     return sum(share * (end - start) for (start, share), (end, _) in pairwise(survival))
 
 
 def _beyond(survival: _Survival, now: float) -> _Survival:
-    """The lengths behind the first `now` tokens, of those that have so many."""
+    """Return the lengths beyond the first `now` tokens, of samples that are longer."""
     share = next(share for length, share in reversed(survival) if length <= now)
     if not share:
         return [(0.0, 0.0)]
@@ -179,7 +180,7 @@ def _beyond(survival: _Survival, now: float) -> _Survival:
 
 
 def _residual(survival: _Survival) -> _Survival:
-    """What samples have still to make that run at any moment, while others take the places of those that finish."""
+    """Return the remaining lengths of running samples at any time while others replace those that finish."""
     whole = _mean(survival)
     steps, left = [], whole
     for (start, share), (end, _) in pairwise(survival):
@@ -189,7 +190,7 @@ def _residual(survival: _Survival) -> _Survival:
 
 
 def _longest(survival: _Survival, many: float) -> float:
-    """The mean length of the longest of many samples."""
+    """Return the mean length of the longest of `many` samples."""
     return sum(
         (1 - math.pow(1 - min(share, 1.0), many)) * (end - start) for (start, share), (end, _) in pairwise(survival)
     )

@@ -1,8 +1,8 @@
-"""From texts to token ids, within bounds: a tokenizer.json may be a stranger's.
+"""Turns texts into token ids, within bounds, since a tokenizer.json may be a stranger's.
 
-A regular expression can take a lifetime, and a normalizer can make gigabytes of a line. Tokenizers that consist of
-parts that are known to take time and memory in proportion to their text are called in this process, which costs
-nothing; others in a copy of it, like chat templates (`detgen/engine/bounded.py`).
+A regular expression can run forever, and a normalizer can make gigabytes from a line. Tokenizers made only of parts
+that are known to take time and memory in proportion to their text are called in this process, at no cost; others in a
+copy of it, like chat templates (`detgen/engine/bounded.py`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from detgen.engine.bounded import Bounded
 from detgen.engine.rendering import shortened
 from detgen.errors import EngineError, RequestError
 
-_LARGEST = 8192  # bytes of the settings of a part
+_LARGEST = 8192  # bytes of a part's settings
 _MODELS = {"BPE", "Unigram"}
 _NORMALIZERS = {"NFC", "NFKC", "NFD", "NFKD", "Lowercase", "Strip", "StripAccents"}
 _SPLITTERS = {"ByteLevel", "Digits", "Punctuation", "Metaspace", "UnicodeScripts", "Whitespace", "WhitespaceSplit"}
 _ENDINGS = {"ByteLevel", "BertProcessing", "RobertaProcessing"}
 _SHORT = 8  # characters
 
-# Regular expressions of well-known tokenizers, each of which goes through a text once. Whether another one does is hard
-# to tell.
+# Regular expressions of well-known tokenizers, which go through a text once. For other ones, this is hard to tell.
 _ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LOWER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
 _UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -59,11 +58,11 @@ PATTERNS = frozenset(
 
 
 class Tokenize:
-    """Gives the token ids of texts.
+    """Tokenizes texts.
 
     Args:
-        tokenizer: of transformers.
-        model: what errors call it.
+        tokenizer: a tokenizer of transformers.
+        model: name of the model in errors.
     """
 
     def __init__(self, tokenizer: Any, model: str) -> None:
@@ -76,11 +75,11 @@ class Tokenize:
         )
 
     def __call__(self, text: str, *, special: bool = True) -> list[int]:
-        """The token ids of a text, with the special tokens that the tokenizer adds or without them.
+        """Return the token ids of a text, with or without the special tokens that the tokenizer adds.
 
         Raises:
-            RequestError: the tokenizer takes too long or too much memory, or fails.
-            EngineError: the machine has no room to tokenize it.
+            RequestError: if the tokenizer takes too long or too much memory, or fails.
+            EngineError: if the machine has no room to tokenize the text.
         """
         try:
             return self._call(text, special)
@@ -91,7 +90,7 @@ class Tokenize:
 
 
 def _is_known(tokenizer: Any) -> bool:
-    """Whether a tokenizer consists of known parts."""
+    """Return whether a tokenizer consists of known parts."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or type(backend.model).__name__ not in _MODELS:
         return False
@@ -109,7 +108,7 @@ def _is_known(tokenizer: Any) -> bool:
 
 
 def _unfolded(part: Any) -> list[dict[str, Any]]:
-    """A part of a tokenizer's state, with sequences unfolded."""
+    """Return a part of a tokenizer's state as a list, with sequences expanded."""
     if part is None:
         return []
     inner = next((value for value in part.values() if isinstance(value, list)), [])

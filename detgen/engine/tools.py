@@ -1,4 +1,4 @@
-"""The tools of a chat, and which of them its `tool_choice` asks for. Imports nothing that is slow to load."""
+"""The tools of a chat, and which of them its `tool_choice` requires. Imports nothing that is slow to load."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NEEDED = 'auto, none, required or {"type": "function", "function": {"name": "..
 
 
 def called(choice: Any, names: list[str]) -> list[str]:
-    """The tools of which a text must call one.
+    """Return the tools one of which a text must call.
 
     Args:
-        choice: `tool_choice`, as the OpenAI API has it.
-        names: of the tools that there are.
+        choice: `tool_choice`, as in the OpenAI API.
+        names: names of the tools.
 
     Raises:
-        RequestError: it is none, there are no tools, or not the one that it names.
+        RequestError: if it is invalid, there are no tools, or it names an unknown one.
     """
     if choice in (None, "auto", "none"):
         return []
@@ -39,10 +39,10 @@ def called(choice: Any, names: list[str]) -> list[str]:
 
 
 def functions(tools: list[dict[str, Any]] | None) -> dict[str, dict[str, Any]]:
-    """The functions among the tools of a chat, by name.
+    """Return the functions among the tools of a chat, by name.
 
     Raises:
-        RequestError: two have one name, or one is no function.
+        RequestError: if two have the same name, or one is not a function.
     """
     made: dict[str, dict[str, Any]] = {}
     for i, tool in enumerate(tools or ()):
@@ -59,11 +59,11 @@ def check_type(place: str, given: dict[str, Any]) -> None:
     """Refuse a tool, a call or a choice that is not of a function.
 
     Args:
-        place: what errors call it.
-        given: it may say its type.
+        place: its name in errors.
+        given: the object, which may have a type.
 
     Raises:
-        RequestError: it says another type; names it.
+        RequestError: if it has another type; the message names it.
     """
     kind = given.get("type")
     if kind not in (None, "function"):

@@ -1,8 +1,8 @@
-"""The verdict on a window: which drafted tokens stand, what the verifier puts in their place, what is rolled back.
+"""The verdict on a window: which draft tokens are accepted, what replaces a wrong one, what is rolled back.
 
-The scheme of LLM-42 (arXiv 2601.17768, section 3, "decode, verify, rollback"): drafted tokens are accepted up to the
-first that differs from the canonical choice; that choice is committed too, or, if none differs, the bonus token.
-All windows of a pass are judged at once; so are those of a log when it is replayed (`detgen/verify/replay/rounds.py`).
+The scheme of LLM-42 (arXiv 2601.17768, section 3, "decode, verify, rollback"): draft tokens are accepted up to the
+first one that differs from the canonical choice; that choice is committed, too, or the bonus token if none differs. All
+windows of a pass are judged at once, and so are those of a log in replay (`detgen/verify/replay/rounds.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from detgen.kernels.logprobs import Judged
 
 
 class Verdicts(NamedTuple):
-    """What the windows of a pass commit: accepted tokens, and one of the verifier's own unless they end before it.
+    """What the windows of a pass commit: accepted tokens, then one of the verifier's own unless they end first.
 
     Attributes:
-        accepted: int64 [windows], drafted tokens that stand.
-        committed: int64 [windows], tokens committed: those and that one.
+        accepted: int64 [windows], number of accepted draft tokens.
+        committed: int64 [windows], number of committed tokens: accepted ones and the verifier's own.
     """
 
     accepted: np.ndarray
@@ -29,13 +29,12 @@ class Verdicts(NamedTuple):
 
 
 def judge(firsts: np.ndarray, drafted: np.ndarray, chosen: np.ndarray, ends: np.ndarray) -> Verdicts:
-    """Compare the drafts of windows with the canonical choices; nothing stands behind one that ends its sequence.
+    """Compare the drafts of windows with the canonical choices; nothing is committed after the end of a sequence.
 
     Args:
-        firsts: int64 [windows], the first row of each window, ascending.
-        drafted: int64 [rows], the drafted token that follows each row; of a window's last row a number that is no
-            token.
-        chosen: int64 [rows], the canonical choice after each row.
+        firsts: int64 [windows], first row of each window, ascending.
+        drafted: int64 [rows], draft token after each row; after a window's last row, a number that is not a token.
+        chosen: int64 [rows], canonical choice after each row.
         ends: bool [rows], whether the sequence ends with that choice.
     """
     rows = np.arange(len(chosen))
@@ -49,22 +48,22 @@ def judge(firsts: np.ndarray, drafted: np.ndarray, chosen: np.ndarray, ends: np.
 def log_columns(
     rows: WantedRows, chosen: np.ndarray, committed: np.ndarray, judged: Judged, verified: np.ndarray, *, chained: bool
 ) -> tuple[np.ndarray | slice, dict[str, np.ndarray]]:
-    """What the acceptance log says of the windows of a pass.
+    """Return the acceptance log's entries for the windows of a pass.
 
     Args:
-        rows: those whose logits were wanted.
-        chosen: int64 [rows], the canonical choice after each row.
-        committed: int64 [windows], how many of them stand.
-        judged: what the rows that are committed say of their tokens.
-        verified: bool [windows], whether the sequence is.
-        chained: whether each row is that of a pass of its own.
+        rows: rows whose logits were wanted.
+        chosen: int64 [rows], canonical choice after each row.
+        committed: int64 [windows], number of choices that are committed.
+        judged: scores of the committed tokens by their rows.
+        verified: bool [windows], whether the sequence is verified.
+        chained: whether each row is of a pass of its own.
 
     Returns:
-        The rows that have an entry, and the entries' columns, as `Log.write` takes them: token, drafted, status,
-        logprob and margin.
+        The rows that have an entry, and the entries' columns for `Log.write`: token, drafted, status, logprob and
+        margin.
     """
     kept = committed > 0
-    entries: np.ndarray | slice = slice(None)  # all, if nothing was drafted and nothing broke off
+    entries: np.ndarray | slice = slice(None)  # all rows, if nothing was drafted and nothing is broken
     statuses = np.where(verified, CODES["plain"], CODES["unverified"])
     logprobs, margins, tokens = judged.chosen, judged.margins, chosen
     if not (rows.single and kept.all()):
