@@ -1,4 +1,4 @@
-"""What a benchmark finds: rows, and all of them with what they were measured on; kept in bench.json."""
+"""The results of a benchmark, kept in bench.json: rows, and a description of the machine and the models."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ _SETTINGS = ("full", "requests", "max_tokens", "scale", "rounds", "seed", "accep
 class Row:
     """One contender in one cell, measured.
 
-    Lists hold one entry per measured round. Ratios are of the same round's runs.
+    Lists have one entry per measured round. Ratios compare runs of the same round.
 
     Attributes:
         workload: name of the workload.
         batch_size: most requests at a time.
-        peer: who ran it.
-        label: of the contender.
-        precision: of weights and arithmetic.
+        peer: name of the peer.
+        label: label of the contender.
+        precision: precision of weights and arithmetic.
         weights: see `Outcome`.
         fewer_bits: see `Contender`.
         reference: label of the row whose tokens its verified requests must have.
         synthetic: whether the drafts were made to be accepted at a stated rate.
         fraction: share of requests that are verified.
-        requests: how many.
-        prompt_tokens: of all requests together.
-        output_tokens: of all requests together.
+        requests: number of requests.
+        prompt_tokens: tokens of all prompts together.
+        output_tokens: output tokens of all requests together.
         error: why there are no measurements; the lists are empty then.
         wrong: what is wrong with its outputs; None if nothing was found.
-        seconds: one run.
-        cpu_seconds: of the peer's processes in one run.
-        others: seconds of processor time that other processes took in one run, and seconds that there were; see
-            `Others`. Empty where the system does not tell.
+        seconds: seconds of a run.
+        cpu_seconds: processor time of the peer's processes in a run.
+        others: seconds of processor time that other processes took in a run, and that were available; see `Others`.
+            Empty if the system does not tell.
         ttft: p50 and p99 of the time to first token, in seconds.
         tpot: p50 and p99 of the time per output token after the first, in seconds.
         over_none: speed over that of detgen without drafts in the same round.
         over_transformers: speed over the fastest transformers row of the same round.
-        passes: passes of the target model in one run.
+        passes: passes of the target model in a run.
         counts: see `Outcome`; of the last run.
-        same_bytes: prompts that got the same tokens at two batch sizes, of how many, and the other batch size.
-        agreement: prompts whose tokens equal the reference's, of how many.
+        same_bytes: prompts with the same tokens at two batch sizes, number of prompts, and the other batch size.
+        agreement: prompts whose tokens equal the reference's, and number of prompts.
         memory: peak bytes of the peer's process.
         gpu_memory: peak bytes on the GPU.
-        bandwidth_share: weight bytes read over what a copy moves in the time.
-        arithmetic_share: useful arithmetic over what a matrix product does in the time.
+        bandwidth_share: bytes of weights read, relative to what a copy moves in the same time.
+        arithmetic_share: useful arithmetic, relative to what a matrix product does in the same time.
     """
 
     workload: str
@@ -93,17 +93,17 @@ class Row:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """What names the row in any run of the same benchmark."""
+        """What identifies the row in all runs of the same benchmark."""
         return self.workload, self.batch_size, self.label
 
     @property
     def speeds(self) -> list[float]:
-        """Output tokens per second of each round."""
+        """Output tokens per second in each round."""
         return [self.output_tokens / s for s in self.seconds]
 
     @property
     def verdict(self) -> str:
-        """`yes`, or how many prompts differ, at two batch sizes."""
+        """`yes`, or how many prompts differ between two batch sizes."""
         if self.same_bytes is None:
             return "-"
         same, of, other = self.same_bytes
@@ -112,15 +112,15 @@ class Row:
 
 @dataclass(slots=True)
 class Results:
-    """A whole benchmark.
+    """The results of a whole benchmark.
 
     Attributes:
         environment: see `describe`.
         roofline: bytes per second of a copy, operations per second of a matrix product.
-        workloads: names, and where they come from.
-        rows: in the order in which they were measured.
-        notes: what was left out and why.
-        complete: whether it came to its end; not if it was stopped, or is under way still.
+        workloads: origin of each workload by name.
+        rows: rows in the order in which they were measured.
+        notes: what was left out or disturbed, and why.
+        complete: whether the benchmark was completed; False if it was stopped or is still running.
     """
 
     environment: dict[str, Any]
@@ -132,7 +132,7 @@ class Results:
 
 
 def describe(config: BenchConfig, source: ModelSource, packages: dict[str, str]) -> dict[str, Any]:
-    """The machine, the versions that peers need, the models and the settings of a benchmark."""
+    """Return the machine, the versions of the peers' packages, the models and the settings of a benchmark."""
     import psutil
 
     engine = source.engine
@@ -159,7 +159,7 @@ def describe(config: BenchConfig, source: ModelSource, packages: dict[str, str])
 
 
 def _device_name(source: ModelSource) -> str:
-    """The model of the GPU or of the processor."""
+    """Return the model of the GPU or the processor."""
     if not source.on_gpu:
         return cpu_name()
     import torch
@@ -168,10 +168,10 @@ def _device_name(source: ModelSource) -> str:
 
 
 class Stopped(KeyboardInterrupt):
-    """A benchmark was interrupted when some of it was measured.
+    """A benchmark was interrupted after something was measured.
 
     Attributes:
-        results: what was, as bench.json has it.
+        results: what was measured, as in bench.json.
     """
 
     def __init__(self, results: Results) -> None:
@@ -180,7 +180,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def save(results: Results, path: Path) -> None:
-    """Write bench.json. Whenever this process is ended, the file is there whole: the former one or this one.
+    """Write bench.json atomically: if this process is killed, the former file or this one is there, complete.
 
     Raises:
         BenchError: if it cannot be written.
@@ -217,7 +217,7 @@ def load(path: Path) -> Results:
 
 def _row(values: dict[str, Any]) -> Row:
     tuples = {name: tuple(values[name]) for name in ("same_bytes", "agreement") if values[name] is not None}
-    # Older files have no `others`, and columns that are gone.
+    # Older files have no `others`, and columns that no longer exist.
     pairs = {name: [tuple(pair) for pair in values.get(name, ())] for name in ("ttft", "tpot", "others")}
     known = values.keys() & {f.name for f in fields(Row)}
     return Row(**({name: values[name] for name in known} | tuples | pairs))

@@ -1,4 +1,4 @@
-"""One benchmark from its settings to a folder of results."""
+"""Runs a benchmark, from its settings to a folder of results."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from detgen.errors import BenchError
 from detgen.progress import Observer
 from detgen.worker import WorkerError
 
-_QUICK_SECONDS = 140.0  # for the quick grid; the full one takes as long as its rounds take
+_QUICK_SECONDS = 140.0  # for the quick grid; the full one is not limited
 
 
 def bench(config: BenchConfig, observer: Observer) -> Results:
     """Measure, and write bench.json to the output folder.
 
-    The file is written anew after each round of a cell, with what was measured so far.
+    The file is written anew after each round of a cell, with everything measured so far.
 
     Raises:
-        BenchError: settings that make no benchmark, or a folder that cannot be written.
-        EngineError: a device or model that is not there.
-        Stopped: by Ctrl-C or SIGTERM, once something was measured.
+        BenchError: if the settings make no benchmark, or the folder cannot be written.
+        EngineError: if a device or model does not exist.
+        Stopped: on Ctrl-C or SIGTERM after something was measured.
     """
     kept: list[Results] = []
     try:
@@ -47,7 +47,7 @@ def bench(config: BenchConfig, observer: Observer) -> Results:
 
 
 def _measure(config: BenchConfig, observer: Observer, kept: Callable[[Results], None]) -> Results:
-    """See `bench`; `kept` gets the results whenever they are written."""
+    """See `bench`; `kept` receives the results whenever they are written."""
     check(config)
     if config.random_weights is None:
         check_sources(config.engine, observer)
@@ -94,7 +94,7 @@ def _measure(config: BenchConfig, observer: Observer, kept: Callable[[Results], 
 
 
 def _unfinished(rows: list[Row], cells: int) -> str:
-    """A note that a benchmark is not finished, and how far it is."""
+    """Return a note that a benchmark is not finished, and how far it has come."""
     of = list(dict.fromkeys((row.workload, row.batch_size) for row in rows))
     rounds = max((len(row.seconds) for row in rows if (row.workload, row.batch_size) == of[-1]), default=0)
     last = "{}, batch {}".format(*of[-1])
@@ -102,10 +102,10 @@ def _unfinished(rows: list[Row], cells: int) -> str:
 
 
 def _logs(output: Path) -> Path:
-    """The folder for the processes' logs, in the output folder, both made.
+    """Create the folder for the processes' logs in the output folder.
 
     Raises:
-        BenchError: if they cannot be.
+        BenchError: if it cannot be created.
     """
     logs = output / "logs"
     try:
@@ -116,7 +116,7 @@ def _logs(output: Path) -> Path:
 
 
 def _roof(source: ModelSource, observer: Observer, logs: Path) -> Roof:
-    """What the machine can do; empty if that cannot be measured."""
+    """Measure the limits of the machine; empty if that fails."""
     observer.message("measuring the machine: a copy and a matrix product")
     engine = source.engine
     try:

@@ -1,4 +1,4 @@
-"""The grid: which workloads, batch sizes and contenders are measured."""
+"""The grid: the workloads, batch sizes and contenders to measure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_SCALE = 1e-4
 _QUICK_BATCHES, _FULL_BATCHES = (16, 1), (1, 4, 16, 32)
 _FULL_FRACTIONS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 Peers = dict[str, list[Contender]]
-MIXED = ("none", "auto")  # drafters that partly verified batches are measured with
+MIXED = ("none", "auto")  # drafters for partly verified batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Cell:
     contenders: tuple[Contender, ...]
 
     def job(self, contender: Contender, batch_size: int | None = None) -> Job:
-        """What a contender is asked to run, at the cell's batch size or another one."""
+        """Return the job of a contender, at the cell's batch size or another one."""
         prompts = self.workload.prompts
         share = 1.0 if contender.fraction is None else contender.fraction
         verified = tuple(is_verified(i, share) for i in range(len(prompts)))
@@ -43,29 +43,29 @@ class Cell:
 
 
 def is_verified(index: int, fraction: float) -> bool:
-    """Whether the request of this index is among the verified ones: the first one, and others spread evenly."""
+    """Return whether the request of this index is verified: the first one is, and others spread evenly."""
     return ceil((index + 1) * fraction - 1e-9) > ceil(index * fraction - 1e-9)
 
 
 def batch_sizes(config: BenchConfig) -> tuple[int, ...]:
-    """The batch sizes asked for, or those of the grid."""
+    """Return the batch sizes asked for, or those of the grid."""
     return config.batch_sizes or (_FULL_BATCHES if config.full else _QUICK_BATCHES)
 
 
 def requests_at(config: BenchConfig, batch_size: int) -> int:
-    """How many requests a cell has: two whole batches, enough to compare outputs, enough for the smallest share."""
+    """Return a cell's number of requests: two batches, enough to compare outputs, enough for the smallest share."""
     if config.requests is not None:
         return config.requests
     return max(2 * batch_size, 16 if config.full else 8, ceil(100 / min(_fractions(config))))
 
 
 def _fractions(config: BenchConfig) -> tuple[float, ...]:
-    """Percentages of verified requests that were asked for, or those of the grid."""
+    """Return the percentages of verified requests asked for, or those of the grid."""
     return config.fractions or (_FULL_FRACTIONS if config.full else (100.0,))
 
 
 def fitted_workloads(config: BenchConfig, target: Target) -> list[Workload]:
-    """The workloads asked for, or those of the grid, with the requests of the largest cell.
+    """Return the workloads asked for, or those of the grid, with the requests of the largest cell.
 
     Raises:
         BenchError: if there is no such workload, or its sequences are longer than the model's context.
@@ -78,7 +78,7 @@ def fitted_workloads(config: BenchConfig, target: Target) -> list[Workload]:
         scale = config.scale or (1.0 if target.engine.device.startswith("cuda") or plain in WHOLE else 1 / 16)
         while True:
             workload = make_workload(name, requests, scale, config, target)
-            # A default scale gives way to the model's context.
+            # A default scale shrinks until sequences fit the model's context.
             gives_way = config.scale is None and plain in SYNTHETIC_WORKLOADS and scale > _LEAST_SCALE
             if workload.longest <= target.context or not gives_way:
                 break
@@ -93,7 +93,7 @@ def fitted_workloads(config: BenchConfig, target: Target) -> list[Workload]:
 
 
 def make_cells(config: BenchConfig, workloads: list[Workload], peers: Peers) -> list[Cell]:
-    """Each workload at each batch size that a contender can run.
+    """Return a cell for each workload at each batch size that a contender can run.
 
     Raises:
         BenchError: if there is none.
@@ -113,7 +113,7 @@ def make_cells(config: BenchConfig, workloads: list[Workload], peers: Peers) -> 
 
 
 def find_peers(config: BenchConfig, source: ModelSource) -> tuple[Peers, list[str], dict[str, str]]:
-    """The contenders of each peer that can run these models; who is left out, and why; versions of their packages."""
+    """Return the contenders of each peer that runs these models, notes on the others, and versions of packages."""
     found: Peers = {}
     packages: dict[str, str] = {}
     notes = []
@@ -133,11 +133,11 @@ def find_peers(config: BenchConfig, source: ModelSource) -> tuple[Peers, list[st
 
 
 def installed(name: str, python: str | None, logs: Path) -> dict[str, str]:
-    """Versions of what a peer needs, in the environment that it runs in.
+    """Return the versions of what a peer needs, in the environment in which it runs.
 
     Raises:
-        BenchError: something is not installed in detgen's environment.
-        WorkerError: likewise in its own, or that does not run.
+        BenchError: if something is not installed in detgen's environment.
+        WorkerError: if something is not installed in the peer's own environment, or that does not run.
     """
     if python is None:
         return versions(peer_class(name))
@@ -147,23 +147,23 @@ def installed(name: str, python: str | None, logs: Path) -> dict[str, str]:
 
 
 def pythons(config: BenchConfig) -> dict[str, str]:
-    """The Python of each peer that has an environment of its own.
+    """Return the Python of each peer that has its own environment.
 
     Raises:
-        BenchError: what was given is not NAME=PATH, of a peer that may have one.
+        BenchError: if an entry is not NAME=PATH for a peer that may have one.
     """
     found = {}
     for given in config.peer_pythons:
         name, _, path = given.partition("=")
         if name not in APART or not path:
             raise BenchError(f"--peer-python takes NAME=PATH, where NAME is one of {', '.join(APART)}; got {given!r}")
-        # A link is left as it is: a virtual environment is known by its own path.
+        # Links are not resolved: a virtual environment is known by its own path.
         found[name] = os.path.abspath(os.path.expanduser(path))
     return found
 
 
 def contenders_at(config: BenchConfig, peers: Peers, batch_size: int) -> tuple[Contender, ...]:
-    """The rows of a cell; the quick grid leaves some contenders out, unless peers are named."""
+    """Return the contenders of a cell; the quick grid leaves some out, unless peers are named."""
     found: list[Contender] = []
     for name, contenders in peers.items():
         if name == "detgen":
@@ -175,8 +175,8 @@ def contenders_at(config: BenchConfig, peers: Peers, batch_size: int) -> tuple[C
 
 
 def _of_detgen(config: BenchConfig, contenders: list[Contender], requests: int) -> list[Contender]:
-    """Each drafter with the shares and rates that were asked for."""
-    # Whole requests are verified, so a row is named by the share that it really has.
+    """Return each drafter with the shares and rates that were asked for."""
+    # Whole requests are verified, so rows are named by their real share.
     shares = sorted({ceil(f / 100 * requests - 1e-9) / requests for f in _fractions(config)})
     found = []
     for contender in contenders:
@@ -184,17 +184,17 @@ def _of_detgen(config: BenchConfig, contenders: list[Contender], requests: int) 
             found += [replace(contender, fraction=1.0, acceptance=rate) for rate in config.acceptances]
         else:
             mixed = shares if contender.name in MIXED and contender.weights is None else []
-            # All else is compared with `none` on every request, so that one is always there.
+            # Everything is compared with `none` on all requests, so that row is always there.
             whole = [1.0] if contender.name == "none" or 1.0 in shares else []
             found += [replace(contender, fraction=share) for share in dict.fromkeys((*mixed, *whole))]
     return found
 
 
 def check(config: BenchConfig) -> None:
-    """Refuse what cannot be measured.
+    """Refuse settings that cannot be measured.
 
     Raises:
-        BenchError: naming the option, what it may be and what it was.
+        BenchError: names the option, its allowed values and the value.
     """
     for option, values, least, most in (
         ("--batch-size", config.batch_sizes, 1, 4096),

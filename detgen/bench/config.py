@@ -11,7 +11,7 @@ from detgen.engine.config import EngineConfig
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
-    """Numbers with commas between them."""
+    """Parse whole numbers separated by commas."""
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
@@ -19,7 +19,7 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    """Likewise, with fractions."""
+    """Parse numbers separated by commas."""
     try:
         return tuple(map(float, text.split(",")))
     except ValueError:

@@ -1,12 +1,12 @@
-"""The runs of a benchmark: contenders take turns, round after round, so that disturbances hit all alike.
+"""The runs of a benchmark, and the judgement of their outputs.
 
-The first round of a cell warms up and is not measured, but its outputs count. A contender that fails is
-left out from then on.
+Contenders take turns, round after round, so that disturbances affect all alike. The first round of a cell warms up and
+is not measured, but its outputs count. A contender that fails is left out from then on.
 
-Whether outputs are what they should be: equal between batch sizes, and equal to the canonical ones. Fast and wrong is
-wrong: a verified row that differs from `none`, or from itself at another batch size, says so, and so does any row most
-of whose first tokens differ from the canonical ones, or all of them where it computes in fewer bits. A float32 peer
-that picks another token at a near-tie later on is not wrong; how many of its prompts are equal is shown.
+Outputs should be equal between batch sizes, and equal to the canonical ones. A verified row that differs from `none`,
+or from itself at another batch size, is marked as wrong, however fast it is. So is any row most of whose first tokens
+differ from the canonical ones, or all of them if it computes in fewer bits. A float32 peer that picks another token at
+a near-tie later on is not wrong; the number of its equal prompts is shown.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 3, 7
 
 
 def judge(rows: list[Row], outputs: Outputs) -> None:
-    """Fill in what the rows' outputs have in common with others, and what is wrong with them."""
+    """Compare the rows' outputs with those of others, and record what is wrong with them."""
     for row in rows:
         own = outputs[row.workload, row.label]
         if row.error is not None or row.batch_size not in own:
             continue
         tokens = own[row.batch_size]
         share = row.fraction or 1.0
-        # The furthest batch size is the likeliest to run other kernels.
+        # The most different batch size is the likeliest to run other kernels.
         others = [size for size in own if size != row.batch_size]
         other = max(others, key=lambda size: max(size, row.batch_size) / min(size, row.batch_size), default=None)
         if other is not None:
@@ -48,19 +48,19 @@ def judge(rows: list[Row], outputs: Outputs) -> None:
         canonical = _reference(outputs, row, REFERENCE)
         if canonical is not None:
             row.agreement = _equal(tokens, canonical, share)
-        # Weights in fewer bits have texts of their own, which all drafters must agree on.
+        # Weights in fewer bits give other texts, on which all drafters must agree.
         expected = canonical if row.reference == REFERENCE else _reference(outputs, row, row.reference)
         row.wrong = row.wrong or _wrong(row, tokens, expected)
 
 
 def _reference(outputs: Outputs, row: Row, label: str) -> Tokens | None:
-    """What the row of this label gave, at the batch size of another row if it ran it."""
+    """Return the outputs of the row with this label, at the same batch size as another row if possible."""
     found = outputs[row.workload, label]
     return found.get(row.batch_size) or next(iter(found.values()), None)
 
 
 def _equal(a: Tokens, b: Tokens, share: float) -> tuple[int, int]:
-    """How many of the verified prompts that both have got the same tokens, and how many there are."""
+    """Return how many verified prompts of both have the same tokens, and how many there are."""
     pairs = [(x, y) for i, (x, y) in enumerate(zip(a, b, strict=False)) if is_verified(i, share)]
     return sum(x == y for x, y in pairs), len(pairs)
 
@@ -84,12 +84,12 @@ class Measuring:
     """Measures cells.
 
     Args:
-        cells: what is measured.
+        cells: cells to measure.
         processes: run the jobs.
-        observer: told before each run, and at the end.
-        rounds: measured rounds per cell; None takes as many as the time allows, within bounds.
-        seconds: that the cells should take together.
-        keep: is given the rows so far, and what every contender generated, after each measured round.
+        observer: is told before each run, and at the end.
+        rounds: number of measured rounds per cell; None takes as many as time allows, within bounds.
+        seconds: time for all cells together.
+        keep: receives the rows so far, and everything that contenders generated, after each measured round.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class Measuring:
         self._observer = observer
         self._rounds = rounds
         self._keep = keep
-        self._rows: list[Row] = []  # of the cells that are finished
+        self._rows: list[Row] = []  # of finished cells
         self._started = time.monotonic()
         self._until = self._started + seconds
         self._done = 0
         self._total = sum(len(cell.contenders) for cell in cells) * (1 + (rounds or _LEAST_ROUNDS))
 
     def run(self) -> tuple[list[Row], Outputs]:
-        """Measure all cells: a row for each contender of each, and what every contender generated.
+        """Measure all cells; return a row for each contender of each cell, and everything that contenders generated.
 
-        A contender that no cell ran at a second batch size runs once at another, so that its tokens can be compared.
+        A contender that ran at one batch size only runs once at another, so that its tokens can be compared.
         """
         for at, cell in enumerate(self._cells):
             seconds = max(self._until - time.monotonic(), 0.0)
@@ -128,10 +128,10 @@ class Measuring:
         return self._rows, self._outputs
 
     def _measure(self, cell: Cell, seconds: float) -> list[Row]:
-        """Measure a cell, in about so many seconds where the number of rounds is free."""
+        """Measure a cell, in about `seconds` if the number of rounds is free."""
         rows = {contender: _row(cell, contender) for contender in cell.contenders}
         started = time.monotonic()
-        self._round(cell, rows, measured=False)  # models are loaded in it
+        self._round(cell, rows, measured=False)  # loads the models
         began = time.monotonic()
         self._round(cell, rows, measured=True)
         now = time.monotonic()
@@ -145,7 +145,7 @@ class Measuring:
         return list(rows.values())
 
     def _round(self, cell: Cell, rows: dict[Contender, Row], *, measured: bool) -> None:
-        """One run of each contender that has not failed."""
+        """Run each contender that has not failed once."""
         for contender, row in rows.items():
             self._tell(f"{row.workload}, batch {row.batch_size}: {row.label}")
             if row.error is not None:
@@ -170,7 +170,7 @@ class Measuring:
             self._keep([*self._rows, *rows.values()], self._outputs)
 
     def _compare_batches(self, cell: Cell, contender: Contender) -> None:
-        """Run a contender at a second batch size, if no cell has; a failure leaves the comparison out."""
+        """Run a contender at a second batch size if no cell has; after a failure, nothing is compared."""
         outputs = self._outputs[cell.workload.name, contender.label]
         if not contender.self_checked or len(outputs) != 1:
             return
@@ -183,7 +183,7 @@ class Measuring:
             return
 
     def _tell(self, *what: str) -> None:
-        """Report that a run begins; the time left is estimated from the runs so far."""
+        """Report that a run begins; the time left is estimated from earlier runs."""
         seconds = time.monotonic() - self._started
         left = seconds / self._done * (self._total - self._done) if self._done else None
         self._observer.progress(Progress(self._done, self._total, "runs", seconds, left, what))
@@ -210,7 +210,7 @@ def _row(cell: Cell, contender: Contender) -> Row:
 
 
 def _take(row: Row, outcome: Outcome, cell: Cell, others: Others | None) -> None:
-    """Add one measured run to its row, with what other processes did meanwhile."""
+    """Add a measured run to its row, with what other processes did meanwhile."""
     row.seconds.append(outcome.seconds)
     if outcome.cpu_seconds is not None:
         row.cpu_seconds.append(outcome.cpu_seconds)
@@ -237,7 +237,7 @@ def _p50_p99(values: list[float]) -> tuple[float, float]:
 
 
 def _ratios(rows: list[Row]) -> None:
-    """Compare the speeds of each round with the baselines' of the same round."""
+    """Compute the speeds of each round relative to the baselines of the same round."""
     good = [r for r in rows if r.error is None]
     plain = [r.speeds for r in good if r.label == REFERENCE]
     others = [r.speeds for r in good if r.peer.startswith("transformers")]

@@ -1,6 +1,6 @@
-"""The models of a benchmark: what is known of the target beforehand, and both as the peers take them.
+"""The models of a benchmark: facts about the target before it is loaded, and both models in the forms that peers take.
 
-Peers load them in their own processes: by detgen's loader, or as a folder on the disk.
+Peers load them in their own processes: with detgen's loader, or as a folder on the disk.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from detgen.progress import Observer
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is known of the target before it is loaded.
+    """Facts about the target before it is loaded.
 
     Attributes:
-        engine: the settings of the benchmark, with a device, dtype and threads that are settled.
-        vocabulary: entries of its logits.
+        engine: settings of the benchmark, with device, dtype and threads decided.
+        vocabulary: number of entries of its logits.
         context: most positions of a sequence.
-        weights: parameters that a pass reads; without an untied embedding, of which it reads one row per token. None
-            for a mixture, of whose experts each token takes some.
+        weights: parameters that a pass reads, without an untied embedding, of which it reads one row per token. None
+            for a mixture, since each token uses only some of its experts.
         native: as in `ModelSource`.
         as_stored: as in `ModelSource`.
-        encode: token ids of a request, as `detgen run` reads it, chats by the model's template; with random weights, by
-            the embedded tokenizer. Raises a RequestError for what cannot be run.
+        encode: returns the token ids of a request as `detgen run` does, chats with the model's template; with random
+            weights, by the embedded tokenizer. Raises RequestError for a request that cannot run.
     """
 
     engine: EngineConfig
@@ -49,7 +49,7 @@ class Target:
 
 
 def resolve(config: BenchConfig, observer: Observer) -> Target:
-    """Look at a benchmark's target.
+    """Examine a benchmark's target.
 
     Raises:
         BenchError: if there is no such configuration, or the model thinks while it reads.
@@ -100,7 +100,7 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
     if dtype == "auto":
         asked = "float32" if device.type == "cpu" else name_of(getattr(found, "dtype", None))
         dtype = next((known for known in DTYPES if known == asked), "bfloat16")
-    # What a known family has of its own is found out where the model is loaded.
+    # The peculiarities of a model of a known family are found when it is loaded.
     native = type(model).__name__ in FAMILIES and device.type == "cpu" and not hasattr(found, "quantization_config")
     render, tokenize = chat_renderer(tokenizer), Tokenize(tokenizer, name)
     size = len(tokenizer) if config.random_weights is not None else int(text.vocab_size)
@@ -119,29 +119,29 @@ def resolve(config: BenchConfig, observer: Observer) -> Target:
 
 
 class TokenIds:
-    """Stands for a tokenizer where there is no text: every sequence of ids has the text ""."""
+    """Stands in for a tokenizer without any text: every sequence of ids has the text ""."""
 
     all_special_ids: tuple[int, ...] = ()
     eos_token_id = None
 
     def get_vocab(self) -> dict[str, int]:
-        """No token has a name."""
+        """Return no names of tokens."""
         return {}
 
     def decode(self, ids: list[int], **_: Any) -> str:
-        """No token has a text."""
+        """Return no text."""
         return ""
 
 
 def loaded(source: ModelSource, role: str, weights: str | None = None, *, as_stored: bool = False) -> Any:
-    """A `LoadedModel` that nothing ends before its number of tokens, its context cut to what the workloads need.
+    """Load a `LoadedModel` without end-of-sequence tokens, its context cut to what the workloads need.
 
-    Its weights are in the CPU's memory, from which detgen takes them to the device.
+    Its weights are in the CPU's memory, from where detgen takes them to the device.
 
     Args:
         source: the models.
         role: target or draft.
-        weights: how they are quantized, as `Contender.weights`; None as the settings say.
+        weights: their quantization, as in `Contender.weights`; None for that of the settings.
         as_stored: as in `ModelSource`.
     """
     quant: dict[str, Any] = {} if weights is None else {f"{role}_quant": weights}
@@ -149,7 +149,7 @@ def loaded(source: ModelSource, role: str, weights: str | None = None, *, as_sto
 
 
 def own_forward(source: ModelSource, role: str) -> Any:
-    """The model as transformers runs it: its weights on the benchmark's device, in the benchmark's number format."""
+    """Load the model for transformers: weights on the benchmark's device, in the benchmark's number format."""
     from detgen.models.loaded import DTYPES
     from detgen.program.arrays import torch_dtype
 
@@ -171,7 +171,7 @@ def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
     if source.random_weights is not None:
         wanted = torch_dtype(DTYPES[engine.dtype])
         model = random_model(source.random_weights, role, wanted, engine.device, source.seed).cpu()
-        torch.cuda.empty_cache()  # what is free there counts when detgen takes memory for keys and values
+        torch.cuda.empty_cache()  # free memory there counts when detgen takes memory for keys and values
         name, form = f"random:{source.random_weights}:{role}", FORMS.get(quant, "none")
         return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), form, dtype=engine.dtype)
     given = _given(source, role)
@@ -182,7 +182,7 @@ def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
 
 
 def folder(source: ModelSource, role: str) -> Path:
-    """The model as a folder in the Hugging Face layout; random weights are written on first use."""
+    """Return the model as a folder in the Hugging Face layout; random weights are written on first use."""
     if source.random_weights is not None:
         path = source.scratch / f"random-{role}"
         if not (path / "config.json").is_file():
@@ -199,6 +199,6 @@ def folder(source: ModelSource, role: str) -> Path:
 
 
 def _given(source: ModelSource, role: str) -> str | None:
-    """What was asked for; None for the embedded model."""
+    """Return the model that was asked for; None for the embedded one."""
     model = source.engine.target if role == "target" else source.engine.draft
     return None if model is None else str(model)

@@ -1,7 +1,7 @@
-"""What changed between two benchmarks, beyond noise; and what other processes did to which cells, in words.
+"""Describes what changed between two benchmarks, beyond noise, and which cells other processes disturbed.
 
-A figure of speed has changed if its two ranges over the rounds, each widened by 5 % of its median, do not touch. Other
-figures are exact for the same workload, so any difference of them counts.
+A speed has changed if its ranges over the rounds, each widened by 5 % of its median, do not overlap. Other figures are
+exact for the same workload, so any difference counts.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from detgen.bench.bench_results import Results, Row
 from detgen.bench.processor_time import Others
 from detgen.machine import usable_cores
 
-_MARGIN = 0.05  # of the median: what two runs of a quiet machine differ by besides the spread within each
+_MARGIN = 0.05  # of the median: the difference between two runs on a quiet machine, besides the spread within each
 _REMEDY = "speeds are lower and vary more than on a quiet machine"
 
 
 def compare(old: Results, new: Results) -> list[str]:
-    """The changes, a line each; empty if there are none."""
+    """Return the changes, one line each; empty if there are none."""
     before = {row.key: row for row in old.rows}
     after = {row.key: row for row in new.rows}
     lines = list(_settings(old, new))
@@ -66,7 +66,7 @@ def _changes(old: Row, new: Row) -> Iterator[str]:
 
 
 def apart(a: list[float], b: list[float]) -> bool:
-    """Whether two lists of figures differ beyond noise."""
+    """Return whether two lists of figures differ beyond noise."""
     (low_a, high_a), (low_b, high_b) = _range(a), _range(b)
     return low_a > high_b or low_b > high_a
 
@@ -77,14 +77,14 @@ def _range(values: list[float]) -> tuple[float, float]:
 
 
 def busy_now(others: Others | None) -> list[str]:
-    """A line if the machine is busy before anything is measured."""
+    """Return a line if the machine is busy before anything is measured."""
     if others is None or not others.disturb:
         return []
     return [f"this machine is busy: other processes take {_of_processors(others.share)}; {_REMEDY}"]
 
 
 def busy_cells(rows: Iterable[Row]) -> list[str]:
-    """A line that names the cells that other processes disturbed, all runs of a cell together."""
+    """Return a line naming the cells that other processes disturbed, over all runs of a cell."""
     sums: dict[tuple[str, int], Others] = {}
     for row in rows:
         for seconds, there_were in row.others:

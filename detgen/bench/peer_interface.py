@@ -1,7 +1,7 @@
-"""What a peer is asked, and what it answers: plain data and a protocol.
+"""The interface of peers: plain data and a protocol.
 
-Peers may run in environments of their own, where of all that detgen needs nothing is installed. So this module, and
-each file in `detgen/bench/peers/` but detgen's and transformers', imports nothing but the standard library.
+Peers may run in their own environments, where nothing that detgen needs is installed. So this module, and each file in
+`detgen/bench/peers/` except detgen's and transformers', imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids to be continued by exactly `output` tokens; end-of-sequence tokens do not end it."""
+    """Token ids to continue by exactly `output` tokens; end-of-sequence tokens do not end it."""
 
     tokens: tuple[int, ...]
     output: int
@@ -24,7 +24,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts, their name, where they come from in words, and the temperature; at another than 0 detgen runs alone."""
+    """Prompts, with a name, their origin in words, and a temperature; at any other than 0, only detgen runs."""
 
     name: str
     prompts: tuple[Prompt, ...]
@@ -33,22 +33,22 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Positions of its longest sequence."""
+        """Number of positions of its longest sequence."""
         return max(len(p.tokens) + p.output for p in self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The models that every peer runs, and on what.
+    """The models that every peer runs, and the settings for them.
 
     Attributes:
-        engine: as in `BenchConfig`, with a device, dtype and threads that are settled. A peer in an environment of its
-            own gets the same names in plain data, where `target` and `draft` are always folders.
+        engine: as in `BenchConfig`, with device, dtype and threads decided. A peer in its own environment gets the same
+            names as plain data, where `target` and `draft` are always folders.
         random_weights: as in `BenchConfig`.
-        seed: of random weights.
-        positions: of the longest sequence, and one to spare.
-        scratch: folder for models that are written or converted on the way.
-        native: whether detgen computes the target's passes by its own kernels and float32.
+        seed: seed of random weights.
+        positions: positions of the longest sequence, plus one.
+        scratch: folder for models that are written or converted for peers.
+        native: whether detgen computes the target's passes with its own kernels and in float32.
         as_stored: whether detgen keeps weights that are stored in 16 bits as they are, and widens them when it reads
             them.
     """
@@ -63,7 +63,7 @@ class ModelSource:
 
     @property
     def has_draft(self) -> bool:
-        """Whether there is a draft model to draft with."""
+        """Whether there is a draft model."""
         return self.random_weights is None and (self.engine.draft is not None or self.engine.target is None)
 
     @property
@@ -79,36 +79,36 @@ class ModelSource:
 
     @property
     def quantized(self) -> bool:
-        """Whether the target is."""
+        """Whether the target is quantized."""
         return self.engine.target_quant != "none"
 
     @property
     def precision(self) -> str:
-        """Of weights and arithmetic, as detgen runs the target."""
+        """Precision of weights and arithmetic when detgen runs the target."""
         return self.engine.target_quant if self.quantized else self.engine.dtype
 
     @property
     def plain_precision(self) -> str:
-        """As transformers runs it, which has no weights in few bits."""
+        """The same for transformers, which has no weights in few bits."""
         return self.engine.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way to run a peer; each cell that it takes part in has a row of it.
+    """One way to run a peer; it has a row in each cell that it takes part in.
 
     Attributes:
         peer: name of the peer.
-        name: such as a drafter's or a precision's.
-        precision: of weights and arithmetic.
-        process: contenders of one process share it, and the models in it.
+        name: name of this way, such as that of a drafter or a precision.
+        precision: precision of weights and arithmetic.
+        process: name of the process; contenders with the same name share it, and the models in it.
         environment: variables that the process is started with.
-        most_batch: the largest batch size that it can run; None for any.
-        self_checked: its rows say whether two batch sizes gave the same bytes.
-        fraction: share of the requests that are verified, from 0 to 1; None where nothing ever is.
+        most_batch: largest batch size that it can run; None for any.
+        self_checked: whether its rows say if two batch sizes gave the same bytes.
+        fraction: share of the requests that are verified, from 0 to 1; None if the peer verifies nothing.
         acceptance: rate at which the synthetic drafter is right; None for real drafters.
-        weights: how detgen keeps the target's, where that is not as the benchmark's settings say: a number format or
-            a quantization.
+        weights: number format or quantization in which detgen keeps the target's weights, if it differs from the
+            benchmark's settings.
         fewer_bits: whether weights, arithmetic or cache have fewer bits than the stored model.
         quick: whether the quick grid has a row of it.
     """
@@ -128,7 +128,7 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """How tables call it, batch size aside."""
+        """Its name in tables, without the batch size."""
         label = f"{self.peer} {self.name}"
         if self.weights is not None:
             label += f", {self.weights}"
@@ -146,10 +146,10 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a peer is asked to run: all prompts at once, at most `batch_size` at a time.
+    """A job for a peer: all prompts at once, at most `batch_size` at a time.
 
-    `deterministic` says which prompts are to be verified; peers that verify nothing ignore it, and all but detgen
-    ignore `temperature`.
+    `deterministic` says which prompts are verified; peers that verify nothing ignore it, and all except detgen ignore
+    `temperature`.
     """
 
     prompts: tuple[Prompt, ...]
@@ -160,20 +160,20 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a peer made of a job.
+    """The result of a job.
 
     Attributes:
         tokens: generated token ids of each prompt.
-        seconds: from the first request's submission to the last token.
-        first: seconds from the start to each prompt's first token; None where the time was not taken.
-        last: likewise to its last token.
-        passes: passes of the target model; None where the peer does not tell.
+        seconds: time from the submission of the first request to the last token.
+        first: seconds from the start to each prompt's first token; None if not measured.
+        last: seconds from the start to each prompt's last token; None if not measured.
+        passes: passes of the target model; None if the peer does not tell.
         counts: further counts: of drafts, of rows.
-        memory: peak bytes of the peer's process during the job; GPU memory in `gpu_memory`.
-        cpu_seconds: of the peer's process and of those that it started, during `seconds`.
-        precision: what the library chose, where the contender leaves it the choice.
-        fewer_bits: as in `Contender`, likewise.
-        weights: number format that they are kept in, where that is not the precision's.
+        memory: peak bytes of the peer's process during the job, without GPU memory, which is in `gpu_memory`.
+        cpu_seconds: processor time of the peer's process and the processes that it started, during `seconds`.
+        precision: the library's choice, if the contender leaves it to the library.
+        fewer_bits: as in `Contender`, if the library chooses the precision.
+        weights: number format of the weights, if it differs from the precision.
     """
 
     tokens: list[list[int]]
@@ -193,24 +193,24 @@ class Outcome:
 class Peer(Protocol):
     """A library that detgen is compared with, loaded for the contenders of one process.
 
-    Its file imports the library only where a peer is made or runs.
+    Its file imports the library only when a peer is made or runs.
 
     Args:
         source: the models.
-        contender: one of the process; the others differ in the arguments of `run`.
-        batch_sizes: all that will be asked for.
+        contender: one of the process's contenders; the others differ in the arguments of `run`.
+        batch_sizes: all batch sizes that will be asked for.
     """
 
     packages: ClassVar[tuple[str, ...]]
-    """Distributions that have to be installed; those between which there is a choice, with | between them."""
+    """Distributions that have to be installed; | separates alternatives."""
 
     def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None: ...
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """How the library can run these models on this device, the plainest way first; empty if not at all."""
+        """Return the ways to run these models on this device, the plainest first; empty if there is none."""
         ...
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """Run a job greedily: each prompt gets its number of tokens, end-of-sequence tokens included."""
+        """Run a job greedily: each prompt gets its number of tokens, whether or not the sequence ends before."""
         ...

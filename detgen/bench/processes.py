@@ -1,4 +1,4 @@
-"""Peers in processes of their own, kept alive between runs, so that libraries do not disturb each other."""
+"""Runs peers in processes of their own, kept alive between runs, so that libraries do not disturb each other."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from detgen.worker import Worker
 
 
 class Processes:
-    """The workers of a benchmark, started when they are first needed, and again if they have died.
+    """The workers of a benchmark, started on first use, and again if they have died.
 
     Args:
         source: the models.
-        batch_sizes: all that will be asked for.
-        logs: folder for what they print.
-        pythons: that peers of these names run by, in place of this process's.
+        batch_sizes: all batch sizes that will be asked for.
+        logs: folder for their output.
+        pythons: Python of peers that have their own, by the peer's name.
     """
 
     def __init__(
         self, source: ModelSource, batch_sizes: tuple[int, ...], logs: Path, pythons: Mapping[str, str] | None = None
     ) -> None:
         self._source = source
-        self._plain: ModelSource | None = None  # what peers apart are given
+        self._plain: ModelSource | None = None  # for peers in environments of their own
         self._pythons = pythons or {}
         self._batch_sizes = batch_sizes
         self._logs = logs
@@ -40,16 +40,16 @@ class Processes:
         """Run a job in the contender's process.
 
         Raises:
-            WorkerError: it failed.
+            WorkerError: if it fails.
         """
         outcome: Outcome = self.call(contender, run_job, contender, job)
         return outcome
 
     def call(self, contender: Contender, function: Callable[..., object], *arguments: Any) -> Any:
-        """Call a function with the peer of the contender's process, made where there is none, and further arguments.
+        """Call a function with the peer of the contender's process, which is made on first use, and further arguments.
 
         Raises:
-            WorkerError: it failed.
+            WorkerError: if it fails.
         """
         worker = self._workers.get(contender.process)
         if worker is None or not worker.alive:
@@ -57,7 +57,7 @@ class Processes:
                 worker.close()
             environment: dict[str, str | None] = dict(contender.environment)
             if contender.peer != "detgen":
-                # How long OpenMP's threads spin is detgen's choice for itself; its peers run as they do alone.
+                # How long OpenMP's threads spin is detgen's choice for itself; its peers run as they would alone.
                 environment["GOMP_SPINCOUNT"] = None
             python = self._pythons.get(contender.peer)
             worker = start_worker(contender.process, self._source.threads, self._logs, environment, python)
@@ -66,7 +66,7 @@ class Processes:
         return worker.call(with_peer, source, contender, self._batch_sizes, function, arguments)
 
     def _source_apart(self) -> ModelSource:
-        """The models in plain data and as folders, which are written first where there are none."""
+        """Return the models as plain data and folders; models that are not in folders are written to some first."""
         if self._plain is None:
             with start_worker("folders", self._source.threads, self._logs) as worker:
                 self._plain = worker.call(plain, self._source)
@@ -85,13 +85,13 @@ def start_worker(
     environment: Mapping[str, str | None] | None = None,
     python: str | None = None,
 ) -> Worker:
-    """A worker with so many CPU threads that prints into a log of its name; `python` as `Worker` takes it."""
+    """Start a worker with that many CPU threads that prints into a log of its name; `python` as for `Worker`."""
     log = logs / (re.sub(r"[^\w.-]+", "-", name) + ".log")
     return Worker(name, {"OMP_NUM_THREADS": str(threads), **(environment or {})}, log, python)
 
 
 def plain(source: ModelSource) -> ModelSource:
-    """The same where `engine` is plain data and the models are folders; random weights are written to such."""
+    """Return the source with `engine` as plain data and the models as folders; random weights are written to some."""
     from detgen.bench.model_source import folder
 
     names = ("device", "dtype", "threads", "target_quant", "draft_quant", "trust_remote_code")
@@ -101,7 +101,7 @@ def plain(source: ModelSource) -> ModelSource:
     return replace(source, engine=settings, random_weights=None)
 
 
-_peer: Peer | None = None  # of this process
+_peer: Peer | None = None  # the peer of this process
 
 
 def with_peer(
@@ -111,7 +111,7 @@ def with_peer(
     function: Callable[..., object],
     arguments: tuple[Any, ...],
 ) -> object:
-    """Call a function with this process's peer, made at the first call, and further arguments."""
+    """Call a function with this process's peer, made on the first call, and further arguments."""
     global _peer
     if _peer is None:
         _peer = peer_class(contender.peer)(source, contender, batch_sizes)
@@ -119,7 +119,7 @@ def with_peer(
 
 
 def run_job(peer: Peer, contender: Contender, job: Job) -> Outcome:
-    """Run a job; the outcome has the peaks of memory."""
+    """Run a job; the outcome includes the memory peaks."""
     torch = sys.modules.get("torch")
     cuda = torch.cuda if torch is not None and torch.cuda.is_available() else None
     forget_peak_memory()
@@ -128,6 +128,6 @@ def run_job(peer: Peer, contender: Contender, job: Job) -> Outcome:
     outcome = peer.run(contender, job)
     outcome.memory = peak_memory()
     if cuda is not None:
-        # Nothing where the library computes in processes of its own.
+        # None if the library computes in processes of its own.
         outcome.gpu_memory = int(cuda.max_memory_reserved()) or None
     return outcome

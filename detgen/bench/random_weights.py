@@ -1,6 +1,6 @@
-"""Model configurations that are filled with random weights: the speed of a size without its download.
+"""Model configurations to fill with random weights: the speed of a size without its download.
 
-The draft model of such a target has its vocabulary, half its width and a quarter of its layers; of llama-3.1-8b it is
+The draft model of such a target has its vocabulary, half its width and a quarter of its layers; that of llama-3.1-8b is
 llama-3.2-1b. It never agrees with the target; it only costs what a draft model costs.
 """
 
@@ -47,7 +47,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """The settings of a built-in configuration or of a config.json.
+    """Return the settings of a built-in configuration or of a config.json.
 
     Raises:
         BenchError: if there is neither.
@@ -72,7 +72,7 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def draft_settings(name: str) -> dict[str, Any]:
-    """The settings of the draft model that goes with a configuration."""
+    """Return the settings of the draft model for a configuration."""
     if name == "llama-3.1-8b":
         return dict(CONFIGS["llama-3.2-1b"])
     settings = settings_of(name)
@@ -89,7 +89,7 @@ def draft_settings(name: str) -> dict[str, Any]:
 
 
 def config_of(name: str, role: str) -> Any:
-    """The transformers configuration of a target or of the draft model that goes with it.
+    """Return the transformers configuration of a target or of its draft model.
 
     Raises:
         BenchError: if there is no configuration of this name.
@@ -101,17 +101,17 @@ def config_of(name: str, role: str) -> Any:
 
 
 def random_model(name: str, role: str, dtype: Any, device: Any, seed: int) -> Any:
-    """A transformers decoder with random weights, the same ones for the same seed on the same device.
+    """Return a transformers decoder with random weights; the same seed gives the same ones on the same device.
 
-    Weights are drawn so that attention and the layers after it have a say in the logits: as transformers initialises
-    them, such a model repeats one token forever, which would flatter look-up drafters.
+    Weights are drawn so that attention and the layers after it influence the logits: as transformers initialises them,
+    such a model repeats one token forever, which would flatter look-up drafters.
 
     Args:
-        name: of the configuration.
+        name: name of the configuration.
         role: target or draft.
         dtype: torch dtype of the weights.
         device: torch device, on which they are made.
-        seed: of the weights.
+        seed: seed of the weights.
     """
     import torch
     from transformers import AutoModelForCausalLM

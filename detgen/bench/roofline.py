@@ -1,4 +1,4 @@
-"""What this machine can do at best: bytes per second of a copy, operations per second of a matrix product."""
+"""The limits of this machine: bytes per second of a copy, operations per second of a matrix product."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from detgen.bench.bench_results import Row
 if TYPE_CHECKING:
     import torch
 
-_SECONDS = 0.3  # for each thing that is timed, at least
-_LEAST = 5  # times that it is timed, however long that takes
-_CPU_BYTES, _CUDA_BYTES = 1 << 28, 1 << 30  # that are copied
+_SECONDS = 0.3  # least time spent on each thing that is timed
+_LEAST = 5  # least number of times that it is timed, however long that takes
+_CPU_BYTES, _CUDA_BYTES = 1 << 28, 1 << 30  # bytes to copy
 _LARGEST = 8192  # rows and columns of the largest product
-_LONG = 0.02  # seconds of a product beyond which a larger one is no faster
+_LONG = 0.02  # seconds of a product above which a larger one is no faster
 
-# Bytes a weight takes in each precision, scales of its block included.
+# Bytes of a weight in each precision, including its share of its block's scale.
 _WEIGHT_BYTES = {
     "float32": 4.0,
     "bfloat16": 2.0,
@@ -41,7 +41,7 @@ Roof = dict[str, float]
 
 
 def measure_roof(device: str, dtype: str, threads: int) -> Roof:
-    """Measure both; the best of several tries, since a roof is meant; the copy is timed before and after the rest."""
+    """Measure both limits, taking the best of several tries; the copy is timed before and after the products."""
     import torch
 
     torch.set_num_threads(threads)
@@ -60,7 +60,7 @@ def measure_roof(device: str, dtype: str, threads: int) -> Roof:
 
 
 def _products(a: torch.Tensor, b: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
-    """Ways to multiply two matrices; which one is the fastest depends on the processor."""
+    """Return ways to multiply two matrices; which one is the fastest depends on the processor."""
     import torch
 
     from detgen.kernels.c.modules import NativeLinear
@@ -74,7 +74,7 @@ def _products(a: torch.Tensor, b: torch.Tensor) -> list[Callable[[], torch.Tenso
 
 
 def _best(function: Callable[[], object], device: str) -> float:
-    """Fewest seconds of a call. One call before is not timed: memory that was never touched is many times as slow."""
+    """Return the fewest seconds of a call. A first call is not timed: untouched memory is many times as slow."""
     import torch
 
     def timed() -> float:
@@ -95,12 +95,12 @@ def _best(function: Callable[[], object], device: str) -> float:
 def place_all(rows: list[Row], weights: float | None, roof: Roof, dtype: str) -> tuple[Roof, list[str]]:
     """Fill in the shares of all measured rows; return the bounds that hold, and a note for each that does not.
 
-    A figure that a row exceeds is no bound: the copy or the product was disturbed, or weights are read from the caches.
-    Then no row has a share of it.
+    A figure that a row exceeds is not a bound: the copy or the product was disturbed, or weights are read from the
+    caches. Then no row has a share of it.
 
     Args:
-        rows: changed in place.
-        weights, roof, dtype: as `place_under_roof` takes them; the weights may not be known, the roof may be empty.
+        rows: rows, changed in place.
+        weights, roof, dtype: as for `place_under_roof`; the weights may be None, the roof empty.
     """
     measured = [row for row in rows if row.seconds]
     if not roof:
@@ -125,17 +125,17 @@ def place_all(rows: list[Row], weights: float | None, roof: Roof, dtype: str) ->
 
 
 def place_under_roof(row: Row, seconds: float, weights: float, roof: Roof, dtype: str) -> None:
-    """Fill in a row's shares: bytes of the weights that its passes read, arithmetic that its tokens needed.
+    """Fill in a row's shares, from the bytes of the weights that its passes read and the arithmetic of its tokens.
 
-    Caches and activations are left out of the bytes, drafts and padding out of the arithmetic. Rows of another
-    precision than the product's have no share of it.
+    Bytes exclude caches and activations, arithmetic excludes drafts and padding. A row in another precision than the
+    product has no share of it.
 
     Args:
-        row: changed in place.
-        seconds: of one run.
-        weights: how many each pass reads and each token is multiplied by.
-        roof: what `measure_roof` gave.
-        dtype: that it was measured in.
+        row: row, changed in place.
+        seconds: seconds of a run.
+        weights: number of weights that each pass reads and each token is multiplied by.
+        roof: result of `measure_roof`.
+        dtype: number format in which the roof was measured.
     """
     each = _WEIGHT_BYTES.get(row.weights or row.precision)
     if each is not None and row.passes is not None:

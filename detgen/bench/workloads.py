@@ -1,13 +1,12 @@
-"""What the peers are given to continue: prompts as token ids, each with the number of tokens to generate.
+"""Workloads for the peers: prompts as token ids, each with a number of tokens to generate.
 
-`sample` and `file:PATH` are real prompts, chats among them, which the model's template renders; `chats` are those of
-`sample`, each as a chat of one message. The synthetic ones have
-the shapes that the field reports, at random ids: fixed lengths (input x output), and mixes drawn from log-normal
-distributions, which are given here by median and spread (the standard deviation of the logarithm). They need no
-data set, and a seed draws them again.
+`sample` and `file:PATH` are real prompts, including chats, which the model's template renders; `chats` are those of
+`sample`, each as a chat of one message. Synthetic workloads have shapes reported in the field, with random ids: fixed
+lengths (input x output), and mixes drawn from log-normal distributions, given here by median and spread (the standard
+deviation of the logarithm). They need no data set, and a seed reproduces them.
 
-At the end of any name, `@T` is a temperature, at which only detgen's drafters are measured, since other programs sample
-other texts.
+After any name, `@T` is a temperature, at which only detgen's drafters are measured, since other programs sample other
+texts.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FIXED = {
     "1024x1024": (1024, 1024),
     "4096x1024": (4096, 1024),
 }
-WHOLE = ("long-prompts", "long-answers")  # as long on a CPU as on a GPU, as far as the context allows
+WHOLE = ("long-prompts", "long-answers")  # as long on a CPU as on a GPU, if the context allows
 
 
 class Spread(NamedTuple):
@@ -40,7 +39,7 @@ class Spread(NamedTuple):
     sigma: float
 
     def draw(self, random_: random.Random) -> float:
-        """One length; never more than three standard deviations off."""
+        """Draw a length, at most three standard deviations off the median."""
         return self.median * math.exp(self.sigma * max(min(random_.gauss(0, 1), 3.0), -3.0))
 
 
@@ -55,11 +54,11 @@ REAL = ("sample", "chats")
 
 
 def split_name(name: str) -> tuple[str, float]:
-    """The name without its temperature, and the temperature; 0 where it has none."""
+    """Return the name without its temperature, and the temperature, 0 if there is none."""
     plain, at, temperature = name.rpartition("@")
     try:
         found = float(temperature) if at else 0.0
-    except ValueError:  # the @ of a file's path
+    except ValueError:  # the @ belongs to a file's path
         return name, 0.0
     return plain or name, found
 
@@ -68,7 +67,7 @@ def check_name(name: str) -> None:
     """Check that there is a workload of this name.
 
     Raises:
-        BenchError: there is none, no such file, or its temperature is none.
+        BenchError: if there is no such workload or file, or the temperature is out of range.
     """
     name, temperature = split_name(name)
     if not 0 <= temperature <= 1e4:
@@ -82,17 +81,17 @@ def check_name(name: str) -> None:
 
 
 def make_workload(name: str, requests: int, scale: float, config: BenchConfig, target: Target) -> Workload:
-    """A workload by its name.
+    """Make a workload by its name.
 
     Args:
         name: one of REAL or SYNTHETIC, or `file:PATH`; with `@T` at a temperature.
-        requests: how many prompts; real ones start over where there are fewer.
+        requests: number of prompts; real ones start over if there are fewer.
         scale: factor of synthetic lengths.
         config: its seed draws synthetic lengths and ids; real prompts are continued by its `max_tokens`.
-        target: the model that they are for.
+        target: the target that the prompts are for.
 
     Raises:
-        BenchError: an unknown name, a file without prompts, or with one that cannot be run.
+        BenchError: if the name is unknown, or the file has no prompts or one that cannot run.
     """
     vocabulary, called = target.vocabulary, name
     name, temperature = split_name(name)
@@ -118,7 +117,7 @@ def make_workload(name: str, requests: int, scale: float, config: BenchConfig, t
 def _synthetic(
     name: str, requests: int, scale: float, random_: random.Random, vocabulary: int
 ) -> tuple[tuple[Prompt, ...], str]:
-    """Prompts of a synthetic workload, and its shape in words."""
+    """Return the prompts of a synthetic workload, and its shape in words."""
     prompts = []
     for _ in range(requests):
         lengths = FIXED[name] if name in FIXED else tuple(spread.draw(random_) for spread in MIXES[name])
@@ -131,7 +130,7 @@ def _synthetic(
 
 
 def _from_file(path: str, requests: int, target: Target, *, chats: bool = False) -> list[list[int]]:
-    """Token ids of the first prompts of a file that `detgen run` reads; bad lines are refused, wherever they stand."""
+    """Return token ids of the first prompts of a file for `detgen run`; bad lines are refused anywhere in the file."""
     from detgen.errors import PromptsError, RequestError
     from detgen.params import SamplingParams
     from detgen.prompts import BadLine, open_prompts

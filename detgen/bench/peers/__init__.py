@@ -1,4 +1,4 @@
-"""The peers: one small file for each library, behind the protocol `detgen.bench.peer_interface.Peer`."""
+"""The peers: one small file per library, behind the protocol `detgen.bench.peer_interface.Peer`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ APART = (
     "onnxruntime",
     "vllm",
     "sglang",
-)  # may have an environment of their own
+)  # these may have an environment of their own
 
 
 def peer_class(name: str) -> type[Peer]:
-    """The class of a peer; its library is not imported yet.
+    """Return the class of a peer, without importing its library.
 
     Raises:
         BenchError: if there is no peer of this name.
@@ -46,10 +46,10 @@ def peer_class(name: str) -> type[Peer]:
 
 
 def versions(peer: type[Peer]) -> dict[str, str]:
-    """Versions of the distributions that a peer needs.
+    """Return the versions of the distributions that a peer needs.
 
     Raises:
-        BenchError: naming those that are not installed.
+        BenchError: if some are not installed; names them.
     """
     found: dict[str, str] = {}
     missing = []

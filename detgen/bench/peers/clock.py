@@ -1,4 +1,4 @@
-"""When the tokens of each prompt came: all prompts are submitted at once, so waiting for a slot counts."""
+"""Times the tokens of each prompt. All prompts are submitted at once, so waiting for a slot counts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from detgen.bench.processor_time import CpuClock
 
 
 class Clock:
-    """Takes the time of a job.
+    """Measures the time of a job; runs from its creation.
 
     Args:
-        job: whose prompts it times; the clock runs from here.
+        job: the job whose prompts are timed.
     """
 
     def __init__(self, job: Job) -> None:
@@ -25,9 +25,9 @@ class Clock:
         self._started = time.perf_counter()
 
     def tokens(self, index: int, count: int, at: float | None = None) -> None:
-        """`count` more tokens of a prompt are there, now or `at` a moment of `time.perf_counter`.
+        """Record `count` more tokens of a prompt, now or `at` a time of `time.perf_counter`.
 
-        Those beyond its number, which static batches compute on the way, have no time.
+        Tokens beyond the prompt's number, which static batches compute as well, are not timed.
         """
         if self._count[index] >= self._wanted[index]:
             return
@@ -38,10 +38,10 @@ class Clock:
         self._last[index] = now
 
     def outcome(self, tokens: list[list[int]], passes: int | None, counts: dict[str, int] | None = None) -> Outcome:
-        """The job is done: what it gave.
+        """End the job and return its outcome.
 
         Raises:
-            RuntimeError: if a prompt has not as many tokens as were asked for.
+            RuntimeError: if a prompt does not have as many tokens as were asked for.
         """
         seconds, cpu_seconds = time.perf_counter() - self._started, self._cpu.seconds()
         for index, (made, wanted) in enumerate(zip(tokens, self._wanted, strict=True)):
@@ -53,12 +53,12 @@ class Clock:
 def run_stepwise(
     job: Job, submit: Callable[[int], None], step: Callable[[Collection[int]], Mapping[int, Sequence[int]]]
 ) -> Outcome:
-    """Run a job on a library that runs a pass at a time: at most a batch is under way, a free place is taken at once.
+    """Run a job pass by pass, with at most a batch of prompts at a time; a free place is filled at once.
 
     Args:
         job: what to run.
-        submit: begins the prompt of an index.
-        step: runs a pass; given the prompts under way, it returns the new tokens of those that got some.
+        submit: starts the prompt of an index.
+        step: runs a pass; given the running prompts, it returns the new tokens of those that got some.
     """
     tokens: list[list[int]] = [[] for _ in job.prompts]
     waiting = list(range(len(job.prompts)))[::-1]

@@ -1,7 +1,7 @@
 """CTranslate2 on the CPU: static batches, weights and arithmetic in float32 or weights in 8 bits.
 
 Its converter needs torch and transformers. Batches are taken in the order of the prompts and run until their longest
-member has its tokens; what ends a text is not generated before.
+member has its tokens; end-of-sequence tokens are not generated before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CTranslate2Peer:
             str(source.engine.target), trust_remote_code=source.engine.trust_remote_code
         )
         converter.convert(str(folder), quantization=kind, force=True)
-        # It names tokens; every id gets a name of its own, and those that the tokenizer has not are named as well.
+        # It works with names of tokens; every id gets its own name, including ids that the tokenizer lacks.
         vocabulary = folder / "vocabulary.json"
         self._names = [f"<{i}>" for i in range(len(json.loads(vocabulary.read_text())))]
         vocabulary.write_text(json.dumps(self._names))
@@ -41,8 +41,8 @@ class CTranslate2Peer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """float32 and 8 bits, each in a process of its own."""
-        # It takes the names of tokens from a tokenizer, which random weights have not.
+        """Return two contenders, float32 and 8 bits, each in its own process."""
+        # It takes the names of tokens from a tokenizer, which random weights do not have.
         if source.on_gpu or source.engine.target_quant != "none" or source.random_weights is not None:
             return []
         return [
@@ -51,7 +51,7 @@ class CTranslate2Peer:
         ]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """One batch after the other."""
+        """Run one batch after the other."""
         tokens: list[list[int]] = []
         passes = 0
         clock = Clock(job)

@@ -1,7 +1,7 @@
-"""detgen itself: its drafters, drafts of a stated acceptance, and weights in 8 bits.
+"""detgen itself: its drafters, drafts with a stated acceptance rate, and weights in 8 bits.
 
 The prefix cache is off: every round runs the same prompts, and the peers read them again too. In partly verified
-batches, the times of tokens are those of the verified requests.
+batches, tokens are timed for the verified requests only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DRAFT_TOKENS = range(1, 9)
 
 
 class DetgenPeer:
-    """Runs jobs by `engine` and others on its models."""
+    """Runs jobs with `engine` and other engines on its models."""
 
     packages = ("torch", "transformers")
 
@@ -53,7 +53,7 @@ class DetgenPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """Each drafter, the synthetic one, which is there whenever it is asked for, and 8 bits."""
+        """Return a contender for each drafter, for the synthetic one, which only runs if asked for, and for 8 bits."""
         own = source.native and not source.quantized
         names = ["none", *(["model"] if source.has_draft else []), *(["self"] if own else []), "ngram", "auto"]
         processes = dict.fromkeys(names, "detgen") | {SYNTHETIC: "detgen-synthetic"}
@@ -84,7 +84,7 @@ class DetgenPeer:
         return self._engines[key]
 
     def _synthetic(self, job: Job, acceptance: float) -> Engine:
-        """An engine whose drafter proposes the canonical texts with errors; the number of draft tokens is the best."""
+        """Return an engine that drafts canonical texts with errors, with the best number of draft tokens."""
         from detgen.drafters.oracle import Known, OracleDrafter, SyntheticDrafter
         from detgen.kernels.sampling import Choice
 
@@ -110,7 +110,7 @@ class DetgenPeer:
 
 
 def generate(engine: Engine, job: Job) -> Outcome:
-    """Run a job by an engine.
+    """Run a job with an engine.
 
     Raises:
         RuntimeError: if a prompt cannot run.
@@ -126,7 +126,7 @@ def generate(engine: Engine, job: Job) -> Outcome:
     tokens: list[list[int]] = [[] for _ in requests]
     before = _counts(engine)
     mixed = any(job.deterministic) and not all(job.deterministic)
-    firsts: dict[int, float] = {}  # when the first token was there, by the request's index
+    firsts: dict[int, float] = {}  # times of first tokens, by the request's index
     clock, live = Clock(job), engine.live
     for completions in engine.stream(requests):
         now = time.perf_counter()
@@ -154,7 +154,7 @@ def _counts(engine: Engine) -> dict[str, int]:
 
 
 def best_draft_tokens(acceptance: float, batch_size: int, target: PassCost, draft: PassCost) -> int:
-    """The draft tokens that promise most tokens per second, from the measured costs of both models' passes."""
+    """Return the number of draft tokens with most tokens per second, from the measured costs of both models' passes."""
 
     def speed(length: int) -> float:
         expected = sum(acceptance**i for i in range(length + 1))

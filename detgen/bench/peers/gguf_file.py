@@ -1,4 +1,4 @@
-"""A model as a GGUF file; without a vocabulary where llama.cpp is given token ids."""
+"""Writes a model to a GGUF file, without a vocabulary if llama.cpp is given token ids."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Model types of transformers, and what GGUF calls them.
+# Model types of transformers, with their names in GGUF.
 _KINDS = {
     **{"llama": "LLAMA", "mistral": "LLAMA", "mixtral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"},
     **{"qwen2_moe": "QWEN2MOE", "qwen3_moe": "QWEN3MOE"},
 }
-# Settings of mixtures: what transformers calls them, and how they are written.
+# Settings of mixtures in transformers, with the names under which they are written.
 _MIXTURE = {
     **{"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
     "moe_intermediate_size": "expert_feed_forward_length",
@@ -27,16 +27,16 @@ def no_vocabulary(writer: Any) -> None:
 def write_gguf(
     model: Any, path: Path, kind_of: Callable[[str], str], vocabulary: Callable[[Any], None] = no_vocabulary
 ) -> None:
-    """Write a model.
+    """Write a model to a GGUF file.
 
     Args:
-        model: one of transformers.
-        path: of the file.
-        kind_of: type that a matrix gets, such as "F32" or "Q8_0", by what GGUF calls it.
+        model: a model of transformers.
+        path: path of the file.
+        kind_of: returns the type of a matrix, such as "F32" or "Q8_0", by its name in GGUF.
         vocabulary: writes the tokenizer.
 
     Raises:
-        ValueError: if the kind of model cannot be converted here.
+        ValueError: if this kind of model cannot be converted here.
     """
     import gguf
 
@@ -87,7 +87,7 @@ def _write_settings(writer: Any, config: Any, theta: float) -> None:
 
 
 def _parts(name: str, weight: Any) -> list[tuple[str, Any]]:
-    """Weights as llama.cpp has them: gates of experts, and what they open, by themselves; a gate of one row as such."""
+    """Return a weight as llama.cpp stores it: gates and ups of experts apart, a gate with one row as a vector."""
     if name.endswith("experts.gate_up_proj"):
         gates, opened = weight.chunk(2, 1)
         before = name.removesuffix("gate_up_proj")
@@ -98,7 +98,7 @@ def _parts(name: str, weight: Any) -> list[tuple[str, Any]]:
 
 
 def _rotated(name: str, weight: Any, config: Any, interleaved: bool) -> Any:
-    """Rows of query and key in the order in which llama.cpp rotates them: pairs side by side for Llama."""
+    """Return rows of query and key weights in llama.cpp's order for rotation: pairs are adjacent for Llama."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if not interleaved or heads is None:
         return weight

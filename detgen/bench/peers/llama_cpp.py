@@ -1,6 +1,6 @@
-"""llama.cpp through llama-cpp-python: its batched decoding, driven as its server does, with continuous batching.
+"""llama.cpp through llama-cpp-python: its batched decoding, driven like its server, with continuous batching.
 
-The model is converted to a GGUF file on the fly. Keys and values are cached in float32 with float32 weights, and in
+The model is converted to a GGUF file first. Keys and values are cached in float32 with float32 weights, and in
 llama.cpp's default, float16, with quantized ones.
 """
 
@@ -29,10 +29,10 @@ class LlamaCppPeer:
 
         from detgen.bench.peers.gguf_file import write_gguf
 
-        _KEPT.append(llama_cpp.llama_log_callback(_ignore))  # it logs every tensor
+        _KEPT.append(llama_cpp.llama_log_callback(_ignore))  # it would log every tensor
         llama_cpp.llama_log_set(_KEPT[-1], ctypes.c_void_p(0))
         path = source.scratch / f"target-{contender.name}.gguf"
-        few = contender.name == "q4_k_m"  # which llama.cpp alone writes
+        few = contender.name == "q4_k_m"  # only llama.cpp itself writes it
         kind = "F32" if few else contender.name.upper()
         model = AutoModelForCausalLM.from_pretrained(
             source.engine.target, dtype=torch.float32, trust_remote_code=source.engine.trust_remote_code
@@ -67,7 +67,7 @@ class LlamaCppPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """float32, q8_0 and Q4_K_M, each in a process of its own; if detgen's weights are quantized, only the like."""
+        """Return float32, q8_0 and Q4_K_M, each in its own process; one alike if detgen's weights are quantized."""
         names = {"none": ("f32", "q8_0", "q4_k_m"), "q8": ("q8_0",), "q4": ("q4_0",)}.get(
             source.engine.target_quant, ()
         )
@@ -77,7 +77,7 @@ class LlamaCppPeer:
         ]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """All prompts, at most a batch of them at a time."""
+        """Run all prompts, at most a batch of them at a time."""
         import llama_cpp
 
         memory = llama_cpp.llama_get_memory(self._context)
@@ -107,10 +107,10 @@ class LlamaCppPeer:
         return run_stepwise(job, submit, step)
 
     def _fill(self) -> list[tuple[int, int]]:
-        """Put tokens to be read into the batch; the prompts whose next token it gives, and their rows."""
+        """Fill the batch with tokens to read; return the prompts whose next token it gives, with their rows."""
         batch, row = self._batch, 0
         wanted = []
-        # Those that decode have one token each, so they go first and prompts take what is left.
+        # Decoding prompts have one token each, so they go first; prompts being read take the rest.
         for index, seq in sorted(self._live.items(), key=lambda item: len(item[1].tokens)):
             part = seq.tokens[: _ROWS - row]
             for i, token in enumerate(part):
@@ -138,7 +138,7 @@ def _ignore(level: int, text: bytes, data: object) -> None:
 
 
 class _Live(NamedTuple):
-    """A prompt that has a place: the tokens still to be read, the position of the first, and how many still to make."""
+    """A running prompt: its slot, the tokens to be read, the position of the first, and the number to generate."""
 
     place: int
     tokens: list[int]

@@ -1,8 +1,8 @@
 """ONNX Runtime GenAI on the CPU: static batches, in float32 or with weights in 4 bits.
 
 Its own builder converts the model, which needs torch and transformers. Batches are taken in the order of the prompts
-and run until their longest member has its tokens. Shorter prompts are padded on the right, as it expects. An
-end-of-sequence token is not generated before.
+and run until their longest member has its tokens. Shorter prompts are padded on the right, as it expects.
+End-of-sequence tokens are not generated before.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class OnnxRuntimePeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """float32 and 4 bits, each in a process of its own."""
-        # The builder copies a tokenizer, which random weights have not.
+        """Return two contenders, float32 and 4 bits, each in its own process."""
+        # The builder copies a tokenizer, which random weights do not have.
         if source.on_gpu or source.engine.target_quant != "none" or source.random_weights is not None:
             return []
         return [
@@ -50,7 +50,7 @@ class OnnxRuntimePeer:
         ]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """One batch after the other."""
+        """Run one batch after the other."""
         import numpy as np
         import onnxruntime_genai as genai
 

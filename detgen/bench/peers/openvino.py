@@ -1,7 +1,7 @@
 """OpenVINO GenAI on the CPU: continuous batching, plain and with a draft model.
 
-optimum-intel converts the model. `f32` holds arithmetic and cache to float32; `default` is what OpenVINO chooses for
-the processor, including its cache in 8 bits; `int8` is the same with weights in 8 bits.
+optimum-intel converts the model. `f32` keeps arithmetic and cache in float32; `default` is OpenVINO's choice for the
+processor, including a cache in 8 bits; `int8` is the same with weights in 8 bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SPECULATIVE = "f32 speculative"
 
 
 class OpenVinoPeer:
-    """Runs jobs by `ContinuousBatchingPipeline`, request by request and step by step."""
+    """Runs jobs with `ContinuousBatchingPipeline`, request by request and step by step."""
 
     packages = ("openvino", "openvino-genai", "optimum-intel", "nncf")
 
@@ -45,7 +45,7 @@ class OpenVinoPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """Three precisions; float32 with a draft model too, where there is one."""
+        """Return contenders of three precisions, and float32 with a draft model if there is one."""
         if source.on_gpu or source.engine.target_quant != "none":
             return []
         found = [
@@ -53,12 +53,12 @@ class OpenVinoPeer:
             Contender("openvino", "default", "default", "openvino-default", fewer_bits=True),
             Contender("openvino", "int8", "int8", "openvino-int8", fewer_bits=True),
         ]
-        if source.has_draft and source.random_weights is None:  # it asks for a tokenizer, and those have none
+        if source.has_draft and source.random_weights is None:  # it needs a tokenizer, which random weights do not have
             found.append(Contender("openvino", _SPECULATIVE, "float32", f"openvino-{_SPECULATIVE}", quick=False))
         return found
 
     def _pipeline(self, batch_size: int) -> Any:
-        """One for each batch size, which it is built for."""
+        """Return the pipeline for a batch size, which it is built for."""
         import openvino_genai as genai
 
         if batch_size not in self._pipelines:
@@ -75,7 +75,7 @@ class OpenVinoPeer:
         return self._pipelines[batch_size]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """All prompts, at most a batch of them at a time."""
+        """Run all prompts, at most a batch of them at a time."""
         import numpy as np
         import openvino
         import openvino_genai as genai
@@ -110,7 +110,7 @@ class OpenVinoPeer:
 
 
 def _converted(source: ModelSource, role: str) -> Path:
-    """A folder with the model as OpenVINO reads it; one that is there already is left as it is."""
+    """Return a folder with the model in OpenVINO's format; an existing one is used as it is."""
     from optimum.exporters.openvino import main_export
     from optimum.intel import OVConfig
 
@@ -123,7 +123,7 @@ def _converted(source: ModelSource, role: str) -> Path:
             task="text-generation-with-past",
             library_name="transformers",
             stateful=True,
-            convert_tokenizer=(Path(given) / "tokenizer.json").is_file(),  # speculative decoding asks for one
+            convert_tokenizer=(Path(given) / "tokenizer.json").is_file(),  # speculative decoding needs one
             trust_remote_code=source.engine.trust_remote_code,
             ov_config=OVConfig(dtype="fp32"),
         )
@@ -132,7 +132,7 @@ def _converted(source: ModelSource, role: str) -> Path:
 
 
 def _compressed(plain: Path) -> Path:
-    """A folder with the same model, its weights in 8 bits."""
+    """Return a folder with the same model with weights in 8 bits."""
     import nncf
     import openvino
 
@@ -145,13 +145,13 @@ def _compressed(plain: Path) -> Path:
 
 
 def _give_an_end(path: Path) -> None:
-    """Its pipelines require an end-of-sequence token, even where they ignore it."""
+    """Give a configuration an end-of-sequence token, which pipelines require even if they ignore it."""
     config = json.loads(path.read_text())
     if config.get("eos_token_id") is None:
         path.write_text(json.dumps(config | {"eos_token_id": 0}))
 
 
 def _short(element: str) -> str:
-    """`bf16` from `<Type: 'bfloat16'>`."""
+    """Return `bf16` for `<Type: 'bfloat16'>`, and likewise for other types."""
     name = element.split("'")[1] if "'" in element else element
     return {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "uint8_t": "u8"}.get(name, name)

@@ -1,6 +1,6 @@
-"""SGLang, plain and deterministic, with at most a batch of requests under way.
+"""SGLang, plain and deterministic, with at most a batch of requests at a time.
 
-What is called here was checked against the source of SGLang 0.5.23.
+The calls here were checked against the source of SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from detgen.bench.peer_interface import Contender, Job, ModelSource, Outcome
 from detgen.bench.peers.clock import Clock
 
-_SHARE = 0.5  # of the GPU's memory that is free when it starts, for its weights and its cache
-_SPARE = 8  # positions of its context that it gives to no prompt and no output
+_SHARE = 0.5  # of the GPU memory that is free at its start, for weights and cache
+_SPARE = 8  # positions of its context that it uses for no prompt and no output
 
 
 class SglangPeer:
-    """Runs jobs by `Engine.async_generate`; how many passes its processes run is not told."""
+    """Runs jobs with `Engine.async_generate`; its number of passes is unknown."""
 
     packages = ("sglang",)
 
@@ -27,19 +27,19 @@ class SglangPeer:
         import torch
 
         arguments = settings(source, contender, max(batch_sizes))
-        # Random weights were made in this process; it computes in others, which need the memory.
+        # Random weights were made in this process; SGLang computes in other processes, which need the memory.
         gc.collect()
         torch.cuda.empty_cache()
         self._engine = sglang.Engine(**arguments)
-        # It shuts down in atexit; a child of multiprocessing waits for its processes before that, forever.
+        # It shuts down in atexit; a child of multiprocessing waits for its own children before that, forever.
         Finalize(None, self._engine.shutdown, exitpriority=0)
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """Plain, and with --enable-deterministic-inference; only on GPUs."""
+        """Return two contenders, plain and with --enable-deterministic-inference; none on CPUs."""
         if not source.on_gpu or source.engine.target_quant != "none":
             return []
-        # The model's context may end with the longest sequence; what is spared beyond it is never reached.
+        # The model's context may end with the longest sequence; the spare positions beyond it are never reached.
         base = (("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1"),)
         return [
             Contender("sglang", "plain", source.precision, "sglang", base),
@@ -47,8 +47,8 @@ class SglangPeer:
         ]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """All prompts, at most a batch of them at a time."""
-        # The loop that the engine has made the current one; its sockets belong to it.
+        """Run all prompts, at most a batch of them at a time."""
+        # The engine has made this loop the current one, and its sockets belong to it.
         return asyncio.get_event_loop().run_until_complete(self._run(job))
 
     async def _run(self, job: Job) -> Outcome:
@@ -73,7 +73,7 @@ class SglangPeer:
 
 
 def settings(source: ModelSource, contender: Contender, most_requests: int) -> dict[str, Any]:
-    """Arguments of the engine."""
+    """Return the arguments of the engine."""
     return {
         "model_path": source.engine.target,
         "trust_remote_code": source.engine.trust_remote_code,

@@ -1,4 +1,4 @@
-"""transformers on the model as it makes it: `generate` in static batches, with a draft model, and `generate_batch`.
+"""transformers with its own forward: `generate` in static batches, with a draft model, and `generate_batch`.
 
 Static batches are taken in the order of the prompts, padded on the left, and run until their longest member has its
 tokens.
@@ -16,21 +16,21 @@ _PAGE = 256  # positions per page of the cache of `generate_batch`
 
 
 class GeneratePeer:
-    """Runs jobs by `model.generate`."""
+    """Runs jobs with `model.generate`."""
 
     packages: tuple[str, ...] = ("transformers",)
 
     def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
         self._model = greedy(source)
-        self._options: dict[str, Any] = {}  # of each call
+        self._options: dict[str, Any] = {}  # arguments of each call
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """One, with its defaults."""
+        """Return one contender, with its defaults."""
         return [Contender("transformers", "generate", source.plain_precision, "transformers", self_checked=True)]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """One batch after the other."""
+        """Run one batch after the other."""
         tokens: list[list[int]] = []
         clock = Clock(job)
         passes = 0
@@ -42,14 +42,14 @@ class GeneratePeer:
         return clock.outcome(tokens, passes)
 
     def _generate(self, job: Job, batch: range, clock: Clock) -> tuple[list[list[int]], int]:
-        """Generate for some prompts of a job together; their tokens, and the passes of the model."""
+        """Generate for some prompts of a job together; return their tokens and the number of passes."""
         import torch
         from transformers import StoppingCriteria
 
         prompts = [job.prompts[i] for i in batch]
         width = max(len(p.tokens) for p in prompts)
         pad = [width - len(p.tokens) for p in prompts]
-        lengths = [width]  # of the sequences, before and after each pass
+        lengths = [width]  # of the sequences, before the first and after each pass
 
         class Watch(StoppingCriteria):  # stops nothing
             def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
@@ -74,7 +74,7 @@ class GeneratePeer:
 
 
 def greedy(source: ModelSource) -> Any:
-    """The target with generation settings that end nothing before its number of tokens; sets the CPU threads too."""
+    """Load the target with generation settings without end-of-sequence tokens; sets the CPU threads, too."""
     import torch
     from transformers import GenerationConfig
 
@@ -85,7 +85,7 @@ def greedy(source: ModelSource) -> Any:
 
 
 class ContinuousPeer:
-    """Runs jobs by the manager behind `model.generate_batch`, continuous batching, set up before the clock runs."""
+    """Runs jobs with continuous batching, the manager of `model.generate_batch`, set up before the clock starts."""
 
     packages = ("transformers",)
 
@@ -95,12 +95,12 @@ class ContinuousPeer:
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """One, with its defaults."""
+        """Return one contender, with its defaults."""
         name = "transformers-continuous"
         return [Contender(name, "generate_batch", source.plain_precision, name, self_checked=True)]
 
     def run(self, contender: Contender, job: Job) -> Outcome:
-        """All prompts at once; the manager batches them."""
+        """Run all prompts at once; the manager batches them."""
         from transformers import ContinuousBatchingConfig
 
         # Older versions call it block_size.
@@ -133,7 +133,7 @@ class ContinuousPeer:
 
 
 class AssistedPeer(GeneratePeer):
-    """Runs jobs by `model.generate(assistant_model=...)`: speculative decoding, whose batch size is 1."""
+    """Runs jobs with `model.generate(assistant_model=...)`: speculative decoding, at batch size 1 only."""
 
     def __init__(self, source: ModelSource, contender: Contender, batch_sizes: tuple[int, ...]) -> None:
         super().__init__(source, contender, batch_sizes)
@@ -143,7 +143,7 @@ class AssistedPeer(GeneratePeer):
 
     @staticmethod
     def contenders(source: ModelSource) -> list[Contender]:
-        """One where there is a draft model."""
+        """Return one contender if there is a draft model."""
         if not source.has_draft:
             return []
         return [
