@@ -1,10 +1,10 @@
-"""What choosing tokens costs: milliseconds of CPU time a row, by vocabulary, parameters and shape of the logits.
+"""Measures the cost of choosing tokens: CPU time per row, by vocabulary, parameters and shape of the logits.
 
     .venv/bin/python benchmarks/choosing.py
 
-Logits are peaked (normal, with a few peaks, as large models give them), flat (as random weights give them), or those of
-the embedded model, repeated with a little noise. Then what a round chooses and judges where all requests are greedy.
-All of it runs in one thread.
+Logits are peaked (normal, with a few peaks, as from large models), flat (as from random weights), or those of the
+embedded model, repeated with a little noise. A last table has the cost of choosing and judging in a round of greedy
+requests. Everything runs in one thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TIMES = 25
 
 
 def milliseconds(work: Callable[[], object], times: int) -> float:
-    """Processor time of a call, the median of so many after one that warms up."""
+    """Return the processor time of a call in milliseconds: the median of `times` calls after one that warms up."""
     spent = []
     for _ in range(times + 1):
         started = time.process_time()
@@ -50,7 +50,7 @@ def milliseconds(work: Callable[[], object], times: int) -> float:
 
 
 def peaked(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarray:
-    """Logits like those of a large model."""
+    """Return logits like those of a large model."""
     logits = 2.5 * draw.standard_normal((rows, vocabulary))
     for row in logits:
         row[draw.integers(0, vocabulary, 8)] += [14, 12, 11, 10, 9, 8, 8, 7]
@@ -58,12 +58,12 @@ def peaked(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarray:
 
 
 def flat(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarray:
-    """Logits like those of random weights."""
+    """Return logits like those of random weights."""
     return 0.05 * draw.standard_normal((rows, vocabulary))
 
 
 def embedded(draw: np.random.Generator, rows: int, vocabulary: int) -> np.ndarray:
-    """Logits of the embedded model, repeated with noise up to the vocabulary."""
+    """Return logits of the embedded model, repeated with noise up to the vocabulary."""
 
     trace, params = Trace(), SamplingParams(max_tokens=rows, ignore_eos=True)
     request = Request(0, 0, prompt="def read_lines(path):\n", params=params)

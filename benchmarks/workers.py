@@ -1,13 +1,13 @@
-"""`detgen run` on workers with a thread each, against one process with as many threads; in turns, with equal bytes.
+"""Measures `detgen run` on workers with a thread each, against one process with as many threads, with equal bytes.
 
     python benchmarks/workers.py                   # 2 workers, 5 runs of each
     python benchmarks/workers.py --runs 3 --repeat 10 --options "--target demo-thinking"
 
-The prompts are those of sample_prompts/code.jsonl, so many times with seeds of their own, sampled at temperature 0.8.
+The prompts are those of sample_prompts/code.jsonl, repeated with seeds of their own, sampled at temperature 0.8.
 
-    generating   seconds that generating takes, start-up apart: median and all runs
+    generating   seconds of generating, without start-up: median and all runs
     whole        seconds of the whole command
-    ratio        of the medians of generating: how many times as fast the workers are; at least 1.0 is what we want
+    ratio        of the medians of generating: how many times as fast the workers are; it should be at least 1.0
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROMPTS = Path(__file__).parents[1] / "sample_prompts" / "code.jsonl"
 
 
 def write_prompts(path: Path, repeat: int) -> None:
-    """The sample prompts so many times, each time with another seed."""
+    """Write the sample prompts `repeat` times, each time with another seed."""
     lines = [json.loads(line) for line in _PROMPTS.read_text().splitlines()]
     with path.open("w") as file:
         for seed in range(repeat):
@@ -36,7 +36,7 @@ def write_prompts(path: Path, repeat: int) -> None:
 
 
 def run(prompts: Path, out: Path, options: list[str]) -> tuple[float, float, bytes]:
-    """One run: seconds that it generated, seconds in all, and the output."""
+    """Run once; return the seconds of generating, the seconds in all, and the output."""
     command = [sys.executable, "-m", "detgen", "run", str(prompts), "-o", str(out), "-q", "--overwrite", *options]
     began = time.monotonic()
     subprocess.run(command, check=True)

@@ -1,15 +1,15 @@
-"""Runs every family in transformers' mapping of causal language models, and writes what becomes of each.
+"""Runs every family in transformers' mapping of causal language models, and records the result for each.
 
     python tools/families.py                       # all, into docs/models.md and the package; some minutes
     python tools/families.py llama gemma2          # some, printed
-    python tools/families.py --json found.json     # what was found, in addition to the table
+    python tools/families.py --json found.json     # the results as JSON, in addition to the table
 
 A family is a tiny model with random weights in a folder of its own (`tiny_families`). detgen generates from it in a
 process of its own, within limits of time and memory: prompts of 5 to 200 tokens, one and four at a time. Both must give
-the same bits. Then transformers' own eager forward reads prompts and texts in float32: logits must agree to `CLOSE` of
-the largest, and tokens must be the same wherever the two best differ by more.
+the same bits. Then transformers' own eager forward reads prompts and texts in float32: logits must agree to within
+`CLOSE` of the largest, and tokens must be the same wherever the two best differ by more.
 
-The exit status is 1 if a family ended otherwise than by running equal or by a refusal.
+The exit status is 1 if a family was neither equal nor refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DOC, TABLE = ROOT / "docs" / "models.md", ROOT / "detgen" / "models" / "tried.js
 
 
 class Trace:
-    """Keeps the logits after the committed tokens."""
+    """Keeps the logits that follow committed tokens."""
 
     chains = False
 
@@ -53,17 +53,17 @@ class Trace:
         self.logits: dict[Any, list[Any]] = {}
 
     def committed(self, seq: Any, first: int, logits: Any) -> None:
-        """Called for each round."""
+        """Record the logits of a round."""
         from detgen.program.arrays import array
 
         self.logits.setdefault(seq.request.id, []).append(array(logits).copy())
 
     def finished(self, seq: Any, keys: Any, values: Any) -> None:
-        """Called at the end of a sequence."""
+        """Do nothing at the end of a sequence."""
 
 
 def generated(engine: Any, prompts: list[list[int]]) -> dict[int, tuple[list[int], Any]]:
-    """Tokens and their logits by prompt."""
+    """Return tokens and their logits by prompt."""
     import numpy as np
 
     from detgen import Request, SamplingParams
@@ -82,10 +82,10 @@ def generated(engine: Any, prompts: list[list[int]]) -> dict[int, tuple[list[int
 
 
 def compared(folder: Path, prompts: list[list[int]], found: dict[int, tuple[list[int], Any]]) -> float:
-    """The largest difference from transformers' logits, as a part of the largest logit.
+    """Return the largest difference from transformers' logits, relative to the largest logit.
 
     Raises:
-        RuntimeError: if a token is another although the two best are clearly apart, or logits are not close.
+        RuntimeError: if a token differs although the two best are clearly apart, or logits are not close.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -114,7 +114,7 @@ def compared(folder: Path, prompts: list[list[int]], found: dict[int, tuple[list
 
 
 def run(folder: Path) -> dict[str, Any]:
-    """What becomes of a folder."""
+    """Run the model in a folder and return the result."""
     import torch
 
     from detgen import Engine, EngineError
@@ -155,7 +155,7 @@ def one(family: str, folder: Path) -> dict[str, Any]:
     except Exception as error:
         if family not in UNMADE:
             return {"status": FAULT, "says": f"no tiny model: {error!r}", "trace": traceback.format_exc()}
-        save_config(family, folder)  # of which detgen is to say why there is no such model
+        save_config(family, folder)  # detgen is to say why there is no such model
     return run(folder)
 
 
@@ -167,8 +167,8 @@ def _in_child(family: str, folder: Path) -> None:
 
 
 def apart(family: str) -> dict[str, Any]:
-    """`one` in a process of its own."""
-    context = multiprocessing.get_context("forkserver")  # which has imported what takes time
+    """Run `one` in a process of its own."""
+    context = multiprocessing.get_context("forkserver")  # imports what is slow to load once
     context.set_forkserver_preload(["detgen.engine.engine", "detgen.kernels.c.c_decoder", "tiny_families"])
     with tempfile.TemporaryDirectory() as place:
         folder, started = Path(place), time.monotonic()
@@ -188,7 +188,7 @@ def apart(family: str) -> dict[str, Any]:
 
 
 def reason(found: dict[str, Any]) -> str:
-    """Why a family is refused, without what is the same for all."""
+    """Return why a family is refused, without the words that all refusals share."""
     says = re.sub(r"^(cannot load the model )?MODEL( \(\w+\))?(: | is )(config\.json: )?", "", found["says"])
     says = re.sub(r"^(\w+ is )?not supported: ", "", says)
     says = re.sub(r"( \((at|in its) .*`.*\)|\. Its outputs would depend.*)$", "", says)
@@ -200,7 +200,7 @@ def _cell(text: str) -> str:
 
 
 def table(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What `detgen models --families` shows: the version of transformers, and of each family its class, how it runs,
+    """Return what `detgen models --families` shows: transformers' version, and each family's class, how it runs,
     and the proved operators or the reason."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -213,7 +213,7 @@ def table(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def document(page: str, shown: dict[str, Any]) -> str:
-    """docs/models.md with the counts and tables that `table` gives; its prose stays as it is."""
+    """Return docs/models.md with the counts and tables of `table`; its prose stays as it is."""
     families = shown["families"]
     counts = Counter(status for _, status, _ in families.values())
     numbers = {"whole": counts[WHOLE], "own": counts[OWN], "refused": counts[REFUSED], "total": len(families)}

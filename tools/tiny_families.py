@@ -1,7 +1,7 @@
-"""A tiny configuration and random weights of every decoder that transformers maps to causal language models.
+"""Makes a tiny configuration and random weights of every decoder that transformers maps to causal language models.
 
-Sizes are derived: the fields of the family's own configuration are made small by their names, those of the
-configurations in it too, and what one field has to be for the sake of another stands in `OTHERS`.
+Sizes are derived: fields of the family's own configuration, and of configurations inside it, are made small by their
+names. `OTHERS` has what fields must be because of other fields.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from detgen.errors import DEMO
 from detgen.models.wrappers import settings_of_text
 
-VOCABULARY = 4096  # of the embedded tokenizer, which all of them take
+VOCABULARY = 4096  # of the embedded tokenizer, which all of them use
 WINDOW = 24  # of sliding windows and chunks: shorter than most prompts
 _LAYERS = 3
 
-# What fields are made, by patterns of their names; the first that fits. None leaves a field as it is.
+# Sizes of fields by patterns of their names; the first match counts. None leaves a field as it is.
 _SIZES: list[tuple[str, int | None]] = [
     (r"(text_|unpadded_)?vocab_size|n_vocab", VOCABULARY),
     (r"vocab_size_per_layer_input", VOCABULARY),
@@ -73,8 +73,8 @@ _SIZES: list[tuple[str, int | None]] = [
 ]
 
 # What families need in addition, or instead; a dot leads into a configuration inside.
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}  # times each other, twice the hidden size
-_GEMMA4 = {  # of the assistants, which have no default
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}  # their product is twice the hidden size
+_GEMMA4 = {  # the assistants', which have no default
     **{"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32},
     **{"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 6},
@@ -129,7 +129,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-# What transformers can make no model of, with the configuration that it maps it to.
+# Families of which transformers can make no model from the configuration that it maps them to.
 UNMADE = {"gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody"}
 
 
@@ -138,7 +138,7 @@ def _size(name: str) -> int | None:
 
 
 def _fields(default: Any) -> dict[str, Any]:
-    """The fields of a configuration that are made small."""
+    """Return small values for the fields of a configuration."""
     subs = getattr(default, "sub_configs", None) or {}
     found: dict[str, Any] = {}
     for name, value in vars(default).items():
@@ -161,7 +161,7 @@ def _fields(default: Any) -> dict[str, Any]:
 
 
 def _layers(default: Any) -> int:
-    """So many layers that each kind of them is there."""
+    """Return a number of layers such that there is one of each kind."""
     most = _LAYERS
     for value in vars(default).values():
         if isinstance(value, list) and value and all(isinstance(kind, str) for kind in value):
@@ -188,16 +188,16 @@ def _deepened(fields: dict[str, Any], default: Any) -> None:
 
 
 def tiny_config(family: str, **others: Any) -> Any:
-    """A tiny configuration.
+    """Return a tiny configuration.
 
     Args:
-        family: a name of transformers' mapping of causal language models.
-        others: fields that are to have another value.
+        family: a name in transformers' mapping of causal language models.
+        others: other values of fields.
     """
     kind = CONFIG_MAPPING[family]
     try:
         default = kind()
-    except Exception:  # it has no default: what the table says must do
+    except Exception:  # it has no default: the table must suffice
         return kind(**OTHERS.get(family, {}), **others)
     fields = _fields(default)
     _deepened(fields, default)
@@ -211,9 +211,9 @@ def tiny_config(family: str, **others: Any) -> Any:
 
 
 def save(config: Any, folder: Path, seed: int = 0) -> Any:
-    """Write a model with random weights and the embedded tokenizer; returns the model.
+    """Write a model with random weights and the embedded tokenizer; return the model.
 
-    Weights are scaled so that attention and what follows it have a say in the logits.
+    Weights are scaled so that attention and the layers after it influence the logits.
     """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(settings_of_text(config)).eval().float()
@@ -225,13 +225,13 @@ def save(config: Any, folder: Path, seed: int = 0) -> Any:
             elif "A_log" not in name:
                 p.add_(noise * 0.1)
     model.save_pretrained(folder)
-    config.save_pretrained(folder)  # where the model took a part of it
+    config.save_pretrained(folder)  # since the model may have taken only a part of it
     _add_tokenizer(folder)
     return model
 
 
 def save_config(family: str, folder: Path) -> None:
-    """Write a family's configuration and weights that are none, where transformers can make no model of it."""
+    """Write a family's configuration and a file without its weights, if transformers can make no model of it."""
     (folder / "config.json").write_text(json.dumps({"model_type": family}))
     save_file({"weight": torch.zeros(1 << 20)}, folder / "model.safetensors", metadata={"format": "pt"})
     _add_tokenizer(folder)

@@ -1,4 +1,4 @@
-"""One stage, in this process: `python -m gpu STAGE MODEL FILE [tiny]`, as `running` starts it."""
+"""Runs one stage in this process: `python -m gpu STAGE MODEL FILE [tiny]`, as started by `running`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of the embedded pair on the processor and on the device: `outputs.jsonl` has the same SHA-256."""
+"""Runs of the embedded pair on the processor and on the device: `outputs.jsonl` must have the same SHA-256."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROMPTS = [
 
 
 def measure(book: Notebook, asked: Asked) -> None:
-    """Weights as they are and in few bits, with all drafters in turns."""
+    """Run with weights as they are and in few bits, with all drafters in turn."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in _PROMPTS))
@@ -38,7 +38,7 @@ def measure(book: Notebook, asked: Asked) -> None:
 
 
 def digest_of(folder: Path, device: str, quant: str, drafter: str, tiny: bool) -> str:
-    """The SHA-256 of what a run of the prompts writes."""
+    """Return the SHA-256 of the outputs of a run of the prompts."""
     out = folder / f"{device}-{quant}-{drafter}"
     command = [sys.executable, "-m", "detgen", "run", str(folder / "prompts.jsonl"), "-o", str(out), "-q"]
     options = ["--device", device, "--target-quant", quant, "--drafter", drafter, "--max-tokens", "4" if tiny else "48"]

@@ -1,4 +1,4 @@
-"""What the device can do at best: copies, matrix products; and what the host pays for a launch and for an answer."""
+"""The limits of the device: copies, matrix products; and the host's cost of a launch and of an answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ROWS, _VOCABULARY = 256, 128256  # of the logits of a batch
 
 
 def roof(asked: Asked, dtype: str) -> tuple[float, float]:
-    """Bytes per second of a copy and operations per second of a product, for shares of them."""
+    """Return bytes per second of a copy and operations per second of a product, as limits for others."""
     found = measure_roof(asked.device, dtype, torch.get_num_threads())
     return found["copy_bytes"], found["product_operations"]
 
 
 def measure(book: Notebook, asked: Asked) -> None:
-    """All of it."""
+    """Measure all of them."""
     for dtype in ("float32",) if asked.tiny else ("bfloat16", "float16"):
         with book.part(dtype):
             copied, rate = roof(asked, dtype)

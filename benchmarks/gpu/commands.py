@@ -1,4 +1,4 @@
-"""Detgen's own checks on the device, as a user runs them: what they print goes to the stage's log as it comes."""
+"""detgen's own checks on the device, run as a user would; their output goes to the stage's log as it comes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from gpu.notebook import Asked, Notebook
 
 _ROOT = Path(__file__).resolve().parents[2]
-_LAST = {"quick": 15, "cuda-tests": 12}  # lines that are kept
+_LAST = {"quick": 15, "cuda-tests": 12}  # lines to keep
 
 
 def command_of(asked: Asked, answer: Path) -> list[str]:
-    """The command of a stage, which writes its answer into a file if it can."""
+    """Return the command of a stage, which writes its answer to a file if it can."""
     python = [sys.executable, "-u", "-m"]
     if asked.stage == "cuda-tests":
-        # Collecting all tests takes longer than these do.
+        # Collecting all tests would take longer than running these.
         marked = [str(path) for path in sorted(_ROOT.glob("tests/**/test_*.py")) if ".mark.cuda" in path.read_text()]
         return [*python, "pytest", "-m", "cuda and not slow", "-p", "no:cacheprovider", "--durations=5", *marked]
     check = [*python, "detgen", "verify-determinism", "--device", asked.device, "--json", str(answer)]
@@ -27,7 +27,7 @@ def command_of(asked: Asked, answer: Path) -> list[str]:
 
 
 def measure(book: Notebook, asked: Asked) -> None:
-    """Run it, and keep its last lines and its answer."""
+    """Run the command, and keep its last lines and its answer."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         command = command_of(asked, answer)

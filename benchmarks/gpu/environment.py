@@ -1,4 +1,4 @@
-"""What the machine is: the device with its clocks, versions of packages, variables that matter."""
+"""A description of the machine: the device with its clocks, versions of packages, variables that matter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VARIABLES = ("CUBLAS", "CUDA", "NVIDIA", "OMP_", "PYTORCH", "TORCH", "TRITON")
 
 
 def measure(book: Notebook, asked: Asked) -> None:
-    """Everything, what needs no library first."""
+    """Record everything, first what needs no library."""
     host = {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
     book.note("host", host, "host: " + ", ".join(f"{name} {value}" for name, value in host.items()))
     versions = {name: _version(name) for name in _PACKAGES}

@@ -1,5 +1,5 @@
-"""Whole generations with random weights, all requests at once: detgen's `none` and `auto`, transformers' continuous
-batching. Equal lengths, and mixed ones of the same mean.
+"""Whole generations with random weights, all requests at once: detgen's `none` and `auto`, and transformers' continuous
+batching. Lengths are equal, or mixed with the same mean.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from detgen.engine.config import EngineConfig
 from detgen.progress import Unobserved
 from gpu.notebook import Asked, Notebook
 
-# Of prompts and outputs, each once for the same number of requests; their mean is 1.
+# Factors of prompts and outputs, each for the same number of requests; their mean is 1.
 _FACTORS = ((0.25, 1.25), (0.5, 0.25), (1.25, 2.0), (2.0, 0.5))
 _ROUNDS = 2
-_SIZES = (128, 64, 512, 128)  # requests, those at a time, tokens in and tokens out on average
+_SIZES = (128, 64, 512, 128)  # requests, requests at a time, and mean tokens in and out
 
 
 def workloads(requests: int, prompt: int, output: int, vocabulary: int) -> dict[str, tuple[Prompt, ...]]:
-    """Prompts of random ids: all of the same lengths, and mixed ones with as many tokens altogether."""
+    """Return prompts of random ids: all of the same lengths, and mixed ones with as many tokens altogether."""
     draw = random.Random(0)
 
     def made(factors: tuple[tuple[float, float], ...]) -> tuple[Prompt, ...]:
@@ -37,7 +37,7 @@ def workloads(requests: int, prompt: int, output: int, vocabulary: int) -> dict[
 
 
 def measure(book: Notebook, asked: Asked) -> None:
-    """Some rounds of both workloads, by detgen's drafters or by the peer."""
+    """Run some rounds of both workloads with detgen's drafters or with the peer."""
     requests, batch, prompt, output = (4, 2, 8, 4) if asked.tiny else _SIZES
     dtype: Literal["float32", "bfloat16"] = "float32" if asked.tiny else "bfloat16"
     config = BenchConfig(EngineConfig(device=asked.device, dtype=dtype), random_weights=asked.model)
@@ -58,7 +58,7 @@ def measure(book: Notebook, asked: Asked) -> None:
 def _run(
     book: Notebook, peer: Peer, contenders: list[Contender], made: dict[str, tuple[Prompt, ...]], batch: int
 ) -> None:
-    """A short job that warms up, then the rounds; the plainest contender first, so that a cut leaves it."""
+    """Run a short job to warm up, then the rounds; the plainest contender first, in case the stage is cut off."""
     seconds: dict[str, list[float]] = {}
     for _ in range(_ROUNDS):
         for contender in contenders:

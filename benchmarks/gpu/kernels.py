@@ -1,4 +1,4 @@
-"""Detgen's kernels, step by step at the shapes of a model: their bits against those of its compiled library; their
+"""detgen's kernels, step by step at the shapes of a model: their bits against those of its compiled library; their
 times, and the least that their bytes and their products can take.
 """
 
@@ -23,14 +23,14 @@ _LONG = (8192, 32768)  # positions of a context
 
 
 def measure(book: Notebook, asked: Asked) -> None:
-    """The self-test and each step by both, of few rows and of many; or times."""
+    """Run the self-test and each step with few and with many rows on both sides; or measure times."""
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     positions = 70 if asked.tiny else 1100
     if asked.stage == "kernel-times":
         _measure_times(book, asked, positions)
         return
-    if not asked.tiny:  # in the interpreter a test runs it
+    if not asked.tiny:  # in the interpreter, a test runs it
         started = time.perf_counter()
         for name, right in checks(asked.device):
             with book.part(f"self-test: {name}"):
@@ -45,7 +45,7 @@ def measure(book: Notebook, asked: Asked) -> None:
 
 
 def compare(book: Notebook, one: Made, count: int, positions: int, device: str) -> None:
-    """Run a step by both, and note whether its results have the same bits."""
+    """Run a step on both sides, and record whether its results have the same bits."""
     rows, maker = rows_of(count, positions), torch.Generator().manual_seed(count)
     buffers = {b: torch.randn(count, b.width, generator=maker).abs() for b in {*one.step.reads, one.step.writes}}
     different, numbers = differing((one.step,), rows, buffers, device)

@@ -1,6 +1,6 @@
-"""Ten thousand prompts by the embedded model: memory over time, graphs, and how long the device waits for the host.
+"""Ten thousand prompts with the embedded model: memory over time, graphs, and how long the device waits for the host.
 
-The model is so small that the host decides the pace.
+The model is so small that the host decides the speed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from detgen import Engine, Request, SamplingParams
 from gpu.notebook import Asked, Notebook
 
 _PROMPTS, _BATCH, _TOLD = 10_000, 64, 1000
-_SECONDS = 30.0  # no prompts begin later
+_SECONDS = 30.0  # no prompts are started later
 _MIXED = ({}, {"temperature": 0.8, "top_p": 0.9}, {"repetition_penalty": 1.2}, {"temperature": 0.7, "logprobs": 2})
 
 
 class Timed:
-    """Passes whose time on the device is taken, by events around what is launched for them.
+    """Passes that are timed on the device, by events around their launches.
 
     Args:
         run: launches a pass.
@@ -34,7 +34,7 @@ class Timed:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __call__(self, *arguments: Any) -> Any:
-        """Launch one."""
+        """Launch a pass."""
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         found = self._run(*arguments)
@@ -43,13 +43,13 @@ class Timed:
         return found
 
     def seconds(self) -> float:
-        """Of all passes that have run."""
+        """Return the seconds of all passes so far."""
         torch.cuda.synchronize()
         return sum(first.elapsed_time(last) for first, last in self._events) / 1e3
 
 
 def requests(count: int) -> list[Request]:
-    """Beginnings of the demo prompts, of 1 to 200 characters, that ask for 1 to 24 tokens in all ways of choosing."""
+    """Return requests for 1 to 24 tokens after 1 to 200 characters of demo prompts, with all ways of choosing."""
     path = Path(detgen.__file__).parent / "demo_models" / "prompts.jsonl"
     texts = [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines()]
     return [
@@ -62,7 +62,7 @@ def requests(count: int) -> list[Request]:
 
 
 def measure(book: Notebook, asked: Asked) -> None:
-    """Run them all, or those that begin in time."""
+    """Run all requests, or those that start in time."""
     engine = Engine(device=asked.device, drafter="none", batch_size=_BATCH, kv_memory=1 << 30)
     on_device = asked.device == "cuda"
     decoder: Any = engine.canonical.decoder

@@ -1,4 +1,4 @@
-"""What a stage finds, on the disk as soon as it is found: the process may be ended at any moment."""
+"""Results of a stage, written to the disk at once, since the process may be ended at any moment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 
 class Asked(NamedTuple):
-    """What every stage is asked.
+    """What a stage is asked to do.
 
     Attributes:
-        stage: its name.
-        model: the configuration whose shape models have, as `detgen bench --random-weights` takes it.
-        tiny: run small shapes on the CPU, to try the stage itself.
+        stage: name of the stage.
+        model: configuration that gives the models' shapes, as for `detgen bench --random-weights`.
+        tiny: whether to run small shapes on the CPU, to try the stage itself.
     """
 
     stage: str
@@ -26,22 +26,22 @@ class Asked(NamedTuple):
 
     @property
     def device(self) -> str:
-        """Where to run."""
+        """The device to run on."""
         return "cpu" if self.tiny else "cuda"
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that is whole at any moment."""
+    """Write a file atomically."""
     new = path.with_suffix(".new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)
 
 
 class Notebook:
-    """What was found.
+    """The results of a stage.
 
     Args:
-        path: a JSON file: `found` by name, `lines` for a person to read, `failed` parts.
+        path: path of a JSON file: `found` by name, `lines` for people to read, `failed` parts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,24 +52,24 @@ class Notebook:
         self._write()
 
     def note(self, name: str, value: Any, line: str | None = None) -> None:
-        """Keep a value that JSON knows, and a line about it."""
+        """Record a value for JSON, and a line about it."""
         self._found[name] = value
         self.say(*([] if line is None else [line]))
 
     def say(self, *lines: str) -> None:
-        """Keep lines."""
+        """Record lines."""
         self._lines += lines
         self._write()
 
     def compared(self, name: str, different: int, numbers: int, right: str) -> None:
-        """Keep how many of the numbers of a result differ from what they should be, and fail if any does."""
+        """Record how many numbers of a result differ from what they should be, and fail if any does."""
         said = f"OTHER BITS, {different} of {numbers} numbers" if different else right
         self.note(name, {"equal": not different, "different": different}, f"{name}: {said}")
         assert not different, said
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What fails inside the block ends the block and not the stage."""
+        """Run the block; an error in it ends the block and not the stage."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Passes of a whole model with random weights, by detgen's own `ModelRunner`, by number of rows, recorded and anew.
+"""Passes of a whole model with random weights, by detgen's own `ModelRunner`: row counts, replayed and launched anew.
 
 Decode rows come after contexts of random keys and values.
 """
@@ -33,20 +33,20 @@ _DECODED = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
 _READ = (512, 2048)
 _ROUNDS = 5
 _CHAINED = 4  # passes of a chain
-_SPARE = 4 << 30  # bytes of the device that are left to a pass
+_SPARE = 4 << 30  # bytes of the device's memory to leave to passes
 
 
 class Built(NamedTuple):
     """A model that is ready for passes.
 
     Attributes:
-        forward: its passes.
-        layers: how many it has.
+        forward: runs its passes.
+        layers: number of layers.
         weights: parameters that a pass reads.
-        head: those of the output layer among them, which only wanted rows are multiplied by.
+        head: parameters of the output layer among them, which only wanted rows are multiplied by.
         width: query heads times their size, all layers together, for the arithmetic of attention.
-        context: positions in front of decode rows.
-        slots: requests whose contexts the cache holds.
+        context: positions before decode rows.
+        slots: number of requests whose contexts fit the cache.
     """
 
     forward: ModelRunner
@@ -59,15 +59,15 @@ class Built(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights that a pass reads."""
+        """Bytes of all weights that a pass reads."""
         return self.weights * int(self.forward.cache.values[0].itemsize)
 
 
 def build(asked: Asked, slots: int) -> Built:
-    """A model of random weights whose cache holds the contexts of `slots` requests, or of those that fit."""
+    """Build a model of random weights whose cache has the contexts of `slots` requests, or of those that fit."""
     device = pick_device(asked.device)
     dtype, name = torch.float32 if asked.tiny else torch.bfloat16, asked.model
-    model = random_model(name, "target", dtype, asked.device, 0).cpu()  # a processor draws billions for minutes
+    model = random_model(name, "target", dtype, asked.device, 0).cpu()  # drawing billions on a processor takes minutes
     if device.type == "cuda":
         torch.cuda.empty_cache()
     config = model.config
@@ -91,20 +91,20 @@ def build(asked: Asked, slots: int) -> Built:
 
 
 def decode(built: Built, rows: int) -> Windows:
-    """A pass of one row of each of some requests, each after its context."""
+    """Return a pass with one row per request, each after its context."""
     assert rows <= built.slots, f"the device's memory holds the contexts of {built.slots} requests"
     built.forward.cache.pages.lay_out(rows, built.context + 1)
     return Windows.of([Window(slot, built.context, [7], 1) for slot in range(rows)])
 
 
 def read(built: Built, rows: int) -> Windows:
-    """A pass of the first rows of a prompt."""
+    """Return a pass with the first rows of a prompt."""
     built.forward.cache.pages.lay_out(1, rows)
     return Windows.of([Window(0, 0, [7] * rows, 1)])
 
 
 def measure(book: Notebook, asked: Asked) -> None:
-    """Decode passes, and whether their first rows have the same bits; then passes that read a prompt."""
+    """Run decode passes, checking that their first rows have the same bits, then passes that read a prompt."""
     decoded, prompts = ((1, 2, 3), (8,)) if asked.tiny else (_DECODED, _READ)
     bandwidth, rate = roof(asked, "float32" if asked.tiny else "bfloat16")
     built = build(asked, decoded[-1])
@@ -134,7 +134,7 @@ def measure(book: Notebook, asked: Asked) -> None:
 
 
 def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: float, rate: float) -> None:
-    """Time a pass as it is replayed and as it is launched anew, and the least that its bytes and arithmetic can take.
+    """Time a pass replayed and launched anew, and compute the least that its bytes and arithmetic can take.
 
     A pass that is never recorded is launched anew both times.
     """
@@ -157,7 +157,7 @@ def _note(book: Notebook, built: Built, name: str, windows: Windows, bandwidth: 
 
 
 def _chained(built: Built, rows: int) -> bool:
-    """Whether passes in one call give what they give one by one: tokens, leads, log-probabilities."""
+    """Return whether passes in one call give what they give one by one: tokens, leads, log-probabilities."""
     forward, windows = built.forward, decode(built, rows)
     forward.cache.pages.lay_out(rows, built.context + _CHAINED)
     _, scores, _ = forward.chain(windows, np.full(rows, _CHAINED))
@@ -172,5 +172,5 @@ def _chained(built: Built, rows: int) -> bool:
 
 
 def _anew(forward: ModelRunner) -> AbstractContextManager[None]:
-    """Passes that are neither recorded nor replayed, inside the block."""
+    """Inside the block, passes are neither recorded nor replayed."""
     return forward.decoder.telling(lambda name, output: None)

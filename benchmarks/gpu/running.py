@@ -20,19 +20,19 @@ from gpu.stages import STAGES, Stage
 
 _HERE = Path(__file__).resolve().parents[1]
 _ROOT = _HERE.parent
-_LEAST = 5.0  # seconds that a stage has in any case
-_LAST = 15  # lines of a stage's log that are kept where it failed
+_LEAST = 5.0  # least seconds of a stage
+_LAST = 15  # lines of a failed stage's log to keep
 _LOOK = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
-_LOOKS = 0.05  # seconds between looks at a stage that runs
+_LOOKS = 0.05  # seconds between checks of a running stage
 _KNOWS_NOTHING: dict[str, Any] = {"found": {}, "lines": [], "failed": []}
 
 
 class SuiteError(Exception):
-    """Why the suite cannot run, as a sentence."""
+    """The suite cannot run; the message is a sentence."""
 
 
 def environment(*, tiny: bool) -> dict[str, str]:
-    """What stages have in common: this checkout's packages, nothing of the network, and no device if `tiny`."""
+    """Return the environment of stages: this checkout's packages, no network, and no device if `tiny`."""
     paths = [str(_HERE), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     found |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -40,10 +40,10 @@ def environment(*, tiny: bool) -> dict[str, str]:
 
 
 def device_name() -> str:
-    """The name of the CUDA device.
+    """Return the name of the CUDA device.
 
     Raises:
-        SuiteError: there is none, or no torch.
+        SuiteError: if there is none, or no torch.
     """
     look = subprocess.run(
         [sys.executable, "-c", _LOOK], env=environment(tiny=False), capture_output=True, text=True, check=False
@@ -57,17 +57,17 @@ def device_name() -> str:
 
 
 class Suite:
-    """The results in a folder, and the running of stages.
+    """Runs stages, and keeps their results in a folder.
 
     Args:
-        folder: for `gpu_suite.json`, which is written after each stage, and its summary; stages that are there from an
-            earlier run and do not run again stay.
+        folder: folder for `gpu_suite.json`, which is written after each stage, and its summary; results of an earlier
+            run stay for stages that do not run again.
         device: name of the device.
-        model: as `Asked.model`; None for that of each stage.
+        model: as `Asked.model`; None for each stage's own.
         tiny: as `Asked.tiny`.
 
     Raises:
-        SuiteError: the folder has a file of that name that cannot be read.
+        SuiteError: if a file of that name in the folder cannot be read.
     """
 
     def __init__(self, folder: Path, device: str, model: str | None, *, tiny: bool) -> None:
@@ -85,15 +85,15 @@ class Suite:
         folder.mkdir(parents=True, exist_ok=True)
 
     def interrupt(self, *_: object) -> None:
-        """End the stage that runs, and keep what it found; a handler of signals."""
-        self._interrupted = True  # raises nothing, for results are being put together and written at other moments
+        """End the running stage, and keep what it found; a signal handler."""
+        self._interrupted = True  # raises nothing, since results may just be being written
 
     def run(self, stages: Sequence[Stage], minutes: float) -> bool:
-        """Run stages one after the other, and print what each found; whether all that could run are done.
+        """Run stages one after the other and print their results; return whether all that could run are done.
 
         Args:
-            stages: which.
-            minutes: for all together; each has its share of them, and what those before it left.
+            stages: stages to run.
+            minutes: time for all together; each has its share of it, and what earlier stages left.
 
         Raises:
             KeyboardInterrupt: after `interrupt`; what the stage had found is kept.
@@ -117,7 +117,7 @@ class Suite:
         return well
 
     def _run(self, stage: Stage, limit: float) -> dict[str, Any]:
-        """A stage in a process of its own, which is ended at the limit with all that it started."""
+        """Run a stage in a process of its own, which is ended at the limit with everything that it started."""
         part, log = (self._folder / f"{stage.name}.{kind}" for kind in ("part.json", "log"))
         part.unlink(missing_ok=True)
         started = time.monotonic()
@@ -141,7 +141,7 @@ class Suite:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         result = dict(_KNOWS_NOTHING)
-        with suppress(OSError, ValueError):  # it came to nothing
+        with suppress(OSError, ValueError):  # the stage wrote nothing
             result |= json.loads(part.read_text(encoding="utf-8"))
         result |= {"status": status, "seconds": round(time.monotonic() - started, 1)}
         result |= {"limit": round(limit, 1), "device": self._device, "model": model, "tiny": self._tiny}
@@ -162,7 +162,7 @@ class Suite:
 
 
 def told(stage: Stage, result: dict[str, Any]) -> Iterator[str]:
-    """What a stage found, in lines."""
+    """Yield the results of a stage as lines."""
     yield f"== {stage.name} ({stage.title}): {result['status']}, {result['seconds']:.1f} s"
     yield from (f"  {line}" for line in result["lines"])
     yield from (f"  FAILED {line}" for line in result["failed"])
@@ -170,7 +170,7 @@ def told(stage: Stage, result: dict[str, Any]) -> Iterator[str]:
 
 
 def ratios(results: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """How many times as fast as the peer detgen's whole generations are, and as with equal lengths the mixed ones."""
+    """Yield speeds relative to the peer's, and those of mixed lengths relative to equal ones."""
     own, peer = (results.get(name, _KNOWS_NOTHING)["found"] for name in ("generations", "generations-peer"))
     speeds = {
         name: found["tokens_per_second"]
@@ -187,7 +187,7 @@ def ratios(results: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def _commit() -> str | None:
-    """Of this checkout; None where git does not know."""
+    """Return the commit of this checkout; None if git does not know it."""
     with suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None

@@ -9,12 +9,12 @@ class Stage(NamedTuple):
     """A part of the suite.
 
     Attributes:
-        name: as `--stage` takes it.
-        seconds: that it may take; what the stages before it did not need comes on top.
-        module: of this package.
+        name: name for `--stage`.
+        seconds: seconds that it may take, plus what the stages before it did not need.
+        module: module of this package.
         title: what it measures.
-        packages: that have to be there.
-        model: whose shapes are measured, where none is asked for.
+        packages: packages that must be installed.
+        model: configuration that gives the shapes, if none is asked for.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Stage(NamedTuple):
 
 
 _MODELS = ("numpy", "transformers", "psutil")
-_SMALLER = "llama-3.2-1b"  # whose weights are there within seconds
+_SMALLER = "llama-3.2-1b"  # its weights are ready within seconds
 _COMMANDS = (*_MODELS, "typer", "rich")
 
 STAGES = (

@@ -1,4 +1,4 @@
-"""Steps at the shapes of a model: what the stages about kernels run."""
+"""Steps at the shapes of a model, for the stages about kernels."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _STORED: dict[str, tuple[torch.dtype, Form]] = {
 
 
 class Made(NamedTuple):
-    """A step.
+    """A step to run.
 
     Attributes:
-        name: in words.
-        step: the step, whose tensors are on the CPU.
+        name: name in words.
+        step: the step, with tensors on the CPU.
         moved: bytes of weights, or of keys and values, that it reads.
-        operations: of a row.
+        operations: operations per row.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Made(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a model's steps are as wide as."""
+    """The sizes of a model's steps."""
 
     hidden: int
     inner: int
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, asked: Asked) -> Shape:
-        """That of the model that was asked for."""
+        """Return the sizes of the model that was asked for."""
         found = settings_of(asked.model)
         heads, hidden = found["num_attention_heads"], found["hidden_size"]
         size = found.get("head_dim") or hidden // heads
@@ -57,7 +57,7 @@ class Shape(NamedTuple):
 
 
 def made(asked: Asked, positions: int) -> Iterator[Made]:
-    """One after the other, the steps of a layer, with random weights and a cache of so many positions."""
+    """Yield the steps of a layer, with random weights and a cache of that many positions."""
     shape, maker = Shape.of(asked), torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> torch.Tensor:
@@ -84,7 +84,7 @@ def made(asked: Asked, positions: int) -> Iterator[Made]:
 
 
 def attention(asked: Asked, positions: int) -> Iterator[Made]:
-    """Rotation and attention, with random keys and values of so many positions."""
+    """Yield rotation and attention, with random keys and values of that many positions."""
     shape, maker = Shape.of(asked), torch.Generator().manual_seed(1)
 
     def drawn(*size: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Products of bf16 on tensor cores: whether the device follows the rule that emulates them, bit by bit.
+"""Products of bf16 on tensor cores: checks bit by bit that the device follows the rule that emulates them.
 
 The rule is in `detgen/program/tensor_cores.py`. Hopper and Blackwell take 16 inputs and 25 bits (`tc25`), Ampere and
 Ada 8 inputs and 24 bits (`tc24`).
@@ -18,7 +18,7 @@ from detgen.program.tensor_cores import added
 from gpu.notebook import Asked, Notebook
 
 _INPUTS = (16, 128, 512)
-_ROWS = (16, 64)  # of which processors have other instructions
+_ROWS = (16, 64)  # processors have different instructions for these
 
 
 @triton.jit
@@ -32,14 +32,14 @@ def _product(a, b, start, to, inputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 
 
 def product(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-    """[m, k] times [k, n] plus float32 [m, n]: float32 [m, n]; of bf16 by tensor cores."""
+    """Return [m, k] times [k, n] plus float32 [m, n] as float32 [m, n]; tensor cores multiply bf16."""
     to = torch.empty_like(start)
     _product[(1,)](a, b, start, to, a.shape[1], *start.shape, 16, **OPTIONS)
     return to
 
 
 def cases(inputs: int, rows: int, columns: int = 32) -> dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """What is multiplied, by name: a, b, and what is added to; bf16 [m, k], bf16 [k, n] and float32 [m, n]."""
+    """Return products by name: factors a and b and summand, as bf16 [m, k], bf16 [k, n] and float32 [m, n]."""
     maker = torch.Generator().manual_seed(inputs + rows)
 
     def drawn(*size: int, spread: float = 0.0) -> torch.Tensor:
@@ -65,7 +65,7 @@ def cases(inputs: int, rows: int, columns: int = 32) -> dict[str, tuple[torch.Te
 
 
 def measure(book: Notebook, asked: Asked) -> None:
-    """Compare the device with the rule; Triton's interpreter, which rounds elsewhere, comes near it."""
+    """Compare the device with the rule; Triton's interpreter, which rounds elsewhere, only comes near it."""
     rule = Storage.TC25 if asked.tiny else rule_of(asked.device)
     name = rule.name.lower()
     book.note("rule", name, f"the rule of this device is {name}")

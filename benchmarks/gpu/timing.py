@@ -1,4 +1,4 @@
-"""Times on the device."""
+"""Measures times on the device and the host."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from statistics import median
 import torch
 
 _ROUNDS = 7
-_LAUNCHES = 16  # of a round, at least, unless they take longer than
+_LAUNCHES = 16  # launches of a round, unless they take longer than
 _LONG = 0.02  # seconds
 _WAKING = 0.5  # seconds
-_CYCLES = 2e9  # a second, of a fast multiprocessor
+_CYCLES = 2e9  # per second, of a fast multiprocessor
 
 
 def device_seconds(function: Callable[[], object]) -> float:
-    """Seconds that the device takes for a function; the median of rounds.
+    """Return the seconds of a function on the device; the median of rounds.
 
-    On CUDA the launches of a round wait until all have been made, so that what the host needs for a launch does not
+    On CUDA, the device starts a round after all launches have been made, so the host's time for launching does not
     count.
     """
     if not torch.cuda.is_available():
@@ -50,7 +50,7 @@ def device_seconds(function: Callable[[], object]) -> float:
 
 @cache
 def _wake() -> None:
-    """Once a process, work until the device has raised its clocks."""
+    """Work until the device has raised its clocks, once per process."""
     x = torch.randn(4096, 4096, device="cuda")
     until = time.perf_counter() + _WAKING
     while time.perf_counter() < until:
@@ -59,7 +59,7 @@ def _wake() -> None:
 
 
 def host_seconds(function: Callable[[], object], rounds: int) -> float:
-    """Seconds of a function that waits for the device itself; the median of rounds, after two."""
+    """Return the seconds of a function that waits for the device itself; the median of rounds, after two."""
     found = []
     for _ in range(rounds + 2):
         started = time.perf_counter()
