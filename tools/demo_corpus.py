@@ -1,4 +1,4 @@
-"""The training text of the demo models: the standard library beside the interpreter.
+"""The training text of the demo models: the standard library next to the interpreter.
 
 The text is split in three: library modules, their tests (sampled less often),
 and the held-out modules, which no model sees in training. The tests of a
@@ -40,7 +40,7 @@ HELD_OUT = (
     "zipapp",
 )
 
-# Folders that are no library source, or hold data rather than code.
+# Folders that are not library source, or hold data rather than code.
 SKIPPED_FOLDERS = (
     "site-packages",
     "lib-dynload",
@@ -72,18 +72,18 @@ class Corpus:
 
 
 def stdlib_root() -> Path:
-    """The folder of the running interpreter's standard library."""
+    """Return the folder of the running interpreter's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def is_held_out_test(relative: Path) -> bool:
-    """Whether the path is a test of a held-out module (a file or a folder)."""
+    """Return whether the path is a test of a held-out module (a file or a folder)."""
     names = {f"test_{module}" for module in HELD_OUT}
     return any(Path(part).stem in names for part in relative.parts)
 
 
 def is_skipped(relative: Path) -> bool:
-    """Whether the path is no training text: data tables, packages, build files."""
+    """Return whether the path is not training text: data tables, packages, build files."""
     path = relative.as_posix()
     if any(path.startswith(f"{folder}/") for folder in SKIPPED_FOLDERS):
         return True

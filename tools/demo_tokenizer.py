@@ -11,12 +11,12 @@ END_OF_TEXT = "<|endoftext|>"
 VOCABULARY = 4096
 CONTEXT = 1024
 
-# Newlines and indentation stand apart from words, so that a prompt that ends
-# with either is cut into the same tokens as the text it was taken from.
+# Newlines and indentation are split from words, so that a prompt that ends
+# with either gives the same tokens as the text it was taken from.
 SPLIT = r"\n+| {2,}|[^\s\p{L}\p{N}]?\p{L}+| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s"
 
 # A conversation reads as a Python file: requests, tools and their results are comments, answers are code. The models
-# were not trained to call tools; where a call is asked for, its form comes from the grammar.
+# were not trained to call tools; where a call is required, the grammar gives its form.
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}"
     "{{ '# Tool: ' ~ (tool.function or tool) | tojson ~ '\\n' }}"

@@ -1,4 +1,4 @@
-"""Training and measuring of the demo models: batches, optimisers, the loop, the figures."""
+"""Training and measurement of the demo models: batches, optimisers, the loop, the figures."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to train: a number of steps, or else minutes of training."""
+    """How long to train: a number of steps, or minutes of training."""
 
     steps: int | None = None
     minutes: float | None = None
 
     def progress(self, step: int, seconds: float) -> float:
-        """The share of the run that is done, from 0 to 1."""
+        """Return the share of the run that is done, from 0 to 1."""
         if self.steps is not None:
             return min(1.0, step / self.steps)
         if self.minutes is None:
@@ -63,7 +63,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Result:
-    """What a training run took."""
+    """The extent of a training run."""
 
     steps: int
     tokens: int
@@ -71,7 +71,7 @@ class Result:
 
 
 def build_model(size: str, vocabulary: int) -> nn.Module:
-    """An untrained model of one of the two sizes."""
+    """Return an untrained model of one of the two sizes."""
     config = LlamaConfig(
         vocab_size=vocabulary,
         max_position_embeddings=CONTEXT,
@@ -86,7 +86,7 @@ def build_model(size: str, vocabulary: int) -> nn.Module:
 
 
 def token_stream(tokenizer: Tokenizer, texts: Sequence[str]) -> torch.Tensor:
-    """All texts as one row of token ids, the end-of-text token before each."""
+    """Return all texts as one row of token ids, with the end-of-text token before each and at the end."""
     ids: list[int] = []
     for encoding in tokenizer.encode_batch(list(texts)):
         ids.append(EOS)
@@ -99,12 +99,12 @@ class Windows:
     """Random windows of the library and test streams, drawn from a seed."""
 
     def __init__(self, library: torch.Tensor, tests: torch.Tensor, seed: int) -> None:
-        """Take the two streams, and the seed of the draws."""
+        """Take the two streams, and the seed for drawing."""
         self.streams = (library, tests)
         self.random = torch.Generator().manual_seed(seed)
 
     def batch(self, rows: int, width: int) -> torch.Tensor:
-        """A batch of token ids, one more than the width in each row."""
+        """Return a batch of token ids, with one more than the width in each row."""
         picked = []
         for _ in range(rows):
             from_library = torch.rand(1, generator=self.random).item() < LIBRARY_SHARE
@@ -116,7 +116,7 @@ class Windows:
 
 
 def optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+    """Return Muon for the matrices inside the layers, and AdamW for embeddings and norms."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -129,14 +129,14 @@ def optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def rate_factor(progress: float) -> float:
-    """The learning rate's factor: a short rise, a plateau, a line down to zero."""
+    """Return the factor of the learning rate: a short rise, a plateau, a line down to zero."""
     rise = min(1.0, (progress + 1e-3) / WARMUP)
     fall = min(1.0, (1.0 - progress) / (1.0 - CONSTANT_UNTIL))
     return rise * fall
 
 
 def loss_of(model: nn.Module, batch: torch.Tensor, teacher: nn.Module | None) -> torch.Tensor:
-    """Cross-entropy with the text; with a teacher, mostly divergence from its logits."""
+    """Return cross-entropy with the text; with a teacher, mostly divergence from its logits."""
     inputs, labels = batch[:, :-1], batch[:, 1:].reshape(-1)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(inputs, use_cache=False).logits
@@ -162,7 +162,7 @@ def train(
     short_window: int = SHORT_WINDOW,
     long_window: int = CONTEXT,
 ) -> Result:
-    """Train until the budget is spent; go on from the checkpoint where there is one."""
+    """Train until the budget is spent, starting from the checkpoint if there is one."""
     steppers = optimisers(model)
     base_rates = [stepper.param_groups[0]["lr"] for stepper in steppers]
     step, seconds, tokens = 0, 0.0, 0
@@ -216,7 +216,7 @@ def train(
 
 
 def as_shipped(model: nn.Module) -> nn.Module:
-    """Round the weights to bfloat16, as they are stored, and keep computing in float32."""
+    """Round the weights to bfloat16, as stored; computing stays in float32."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(torch.bfloat16))
@@ -225,14 +225,14 @@ def as_shipped(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def document_windows(tokenizer: Tokenizer, text: str) -> list[torch.Tensor]:
-    """A document's tokens in windows of the context; every token but the first counts once."""
+    """Return a document's tokens in windows of the context; every token but the first counts once."""
     ids = token_stream(tokenizer, [text])
     return [ids[start : start + CONTEXT + 1] for start in range(0, len(ids) - 1, CONTEXT)]
 
 
 @torch.no_grad()
 def bits_per_byte(model: nn.Module, tokenizer: Tokenizer, texts: dict[str, str]) -> float:
-    """The loss on whole documents, in bits for each byte of UTF-8."""
+    """Return the loss on whole documents, in bits per byte of UTF-8."""
     nats = 0.0
     for text in texts.values():
         for window in document_windows(tokenizer, text):
@@ -244,7 +244,7 @@ def bits_per_byte(model: nn.Module, tokenizer: Tokenizer, texts: dict[str, str])
 
 @torch.no_grad()
 def agreement(target: nn.Module, draft: nn.Module, tokenizer: Tokenizer, texts: dict[str, str]) -> float:
-    """The share of positions in the texts at which both models rank the same token first."""
+    """Return the share of positions in the texts at which both models rank the same token first."""
     same = total = 0
     for text in texts.values():
         for window in document_windows(tokenizer, text):
@@ -257,13 +257,13 @@ def agreement(target: nn.Module, draft: nn.Module, tokenizer: Tokenizer, texts: 
 
 @torch.no_grad()
 def greedy_agreement(
-    target: Any,  # its generate has no type that a model class of transformers satisfies
+    target: Any,  # no transformers class satisfies the type of its `generate`
     draft: nn.Module,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     new_tokens: int = 64,
 ) -> float:
-    """The share of the target's own greedy continuations that the draft foretells."""
+    """Return the share of tokens in the target's greedy continuations that the draft predicts."""
     same = total = 0
     for prompt in prompts:
         ids = torch.tensor([tokenizer.encode(prompt).ids])

@@ -1,8 +1,8 @@
-"""Write what transformers tells of the embedded models, so that no run of them has to ask it.
+"""Write transformers' answers about the embedded models, so that no run of them has to ask it.
 
     python tools/keep_demo_models.py
 
-It stands in detgen/demo_models/*.kept, and detgen/models/keeping.py reads it. A test fails where it is out of date.
+They are in detgen/demo_models/*.kept, and detgen/models/keeping.py reads them. A test fails if they are out of date.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from detgen.models.keeping import Kept, Place, shipped
 
 
 def told() -> dict[Path, Kept]:
-    """What is to be shipped, by its file.
+    """Return the answers to ship, by file.
 
     Raises:
-        RuntimeError: if nothing is kept with the versions of libraries that are installed here.
+        RuntimeError: if nothing is kept with the installed versions of libraries.
     """
     found: dict[Path, Kept] = {}
     with TemporaryDirectory() as scratch, patch.dict(os.environ, {"XDG_CACHE_HOME": f"{scratch}/cache"}):
-        # Of copies, nothing is shipped: transformers is asked.
+        # For copies, nothing is shipped, so transformers is asked.
         target, draft = (shutil.copytree(DEMO / role, Path(scratch) / role) for role in ("target", "draft"))
         Engine(target=target, draft=draft, drafter="model", kv_memory=8 << 20)
         for folder in (target, draft):

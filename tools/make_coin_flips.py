@@ -1,4 +1,4 @@
-"""Write sample_prompts/coin_flips.jsonl: stories for the demo model that thinks, some longer than it was trained on."""
+"""Write sample_prompts/coin_flips.jsonl: stories for the demo model that thinks, some longer than in its training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNT = 64
 
 
 def records(seed: int = 0) -> list[dict[str, str | int]]:
-    """The first story, then some of up to 40 steps, half with other sentences, a quarter with held-out names."""
+    """Return the first story, then others of up to 40 steps; half have other sentences, a quarter held-out names."""
     draw = random.Random(seed)
     found: list[dict[str, str | int]] = [{"id": "coin-1", "prompt": COIN.example, "answer": "heads", "steps": 2}]
     for number in range(2, COUNT + 1):

@@ -17,10 +17,10 @@ SHORTEST, AIM, LONGEST = 40, 64, 100  # tokens in a prompt
 
 
 def prefixes(source: str, tokenizer: Tokenizer) -> list[tuple[int, str]]:
-    """A prefix for each function long enough: its line, and text cut at a line's end.
+    """Return a prefix of each function that is long enough: its line, and text cut at a line's end.
 
-    Of the lines at which a prefix may end, the one nearest the wanted length is
-    taken, a line that opens a block or ends a statement of the body preferred.
+    A prefix ends at a line that opens a block or ends a statement of the body;
+    of these, the one nearest to the wanted length is taken.
     """
     lines = source.split("\n")
     found = []
@@ -46,7 +46,7 @@ def prefixes(source: str, tokenizer: Tokenizer) -> list[tuple[int, str]]:
 
 
 def chosen(tokenizer: Tokenizer, count: int = COUNT) -> list[dict[str, str | int]]:
-    """As even a pick over the held-out modules as their prefixes allow."""
+    """Choose prefixes as evenly over the held-out modules as their numbers allow."""
     modules = {name: text for name, text in read_corpus().held_out.items() if "/" not in name}
     by_module = {Path(name).stem: prefixes(modules[name], tokenizer) for name in sorted(modules)}
     taken = dict.fromkeys(by_module, 0)
@@ -66,7 +66,7 @@ def chosen(tokenizer: Tokenizer, count: int = COUNT) -> list[dict[str, str | int
 
 
 def main() -> None:
-    """Write the prompts, once more into the package for what runs without a file, and say how many there are."""
+    """Write the prompts, also into the package for runs without a file, and print their number."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", type=Path, default=MODELS / "target" / "tokenizer.json")
     parser.add_argument("--out", type=Path, default=SAMPLES / "code.jsonl")

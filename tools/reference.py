@@ -3,7 +3,7 @@ attributes of classes.
 
 python tools/reference.py
 
-In a page, a table stands between `<!-- table: NAME -->` and `<!-- end -->`; `TABLES` has the names.
+In a page, a table is between `<!-- table: NAME -->` and `<!-- end -->`; `TABLES` has the names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TABLE = re.compile(r"(?<=<!-- table: )(.+?)( -->\n\n).*?(?=\n\n<!-- end -->)", r
 
 
 def commands() -> dict[str, Any]:
-    """The commands by what is typed after `detgen`: "run", "cache info"."""
+    """Return the commands by what is typed after `detgen`: "run", "cache info"."""
 
     def all_of(name: str) -> Iterator[tuple[str, Any]]:
         found = whole(name)
@@ -40,20 +40,20 @@ def commands() -> dict[str, Any]:
 
 
 def rows(head: str, lines: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown; its heads are separated by commas."""
+    """Return a table in Markdown; `head` has its column heads, separated by commas."""
     names = head.split(", ")
     cells = [names, ["---"] * len(names), *([cell.replace("|", r"\|") for cell in line] for line in lines)]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def sentence(text: str) -> str:
-    """A help text in Markdown, with options and values of its own in code."""
+    """Return a help text in Markdown, with options and values in code."""
     plain = " ".join(text.replace(r"\[", "[").split()).replace("*", r"\*").replace("<", r"\<")
     return re.sub(r"(?<![\w`-])(--[a-z][a-z-]+|\$'\\n')", r"`\1`", plain)
 
 
 def option(parameter: Any) -> tuple[str, str, str]:
-    """An option or argument: how it is typed, its default, and what it is for."""
+    """Return how an option or argument is typed, its default, and its meaning."""
     names: list[str] = [*parameter.opts, *parameter.secondary_opts]
     if parameter.param_type_name == "argument":
         names = [parameter.metavar]
@@ -63,12 +63,12 @@ def option(parameter: Any) -> tuple[str, str, str]:
 
 
 def code(names: Iterable[str]) -> str:
-    """Names in Markdown."""
+    """Return names in Markdown."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def default(parameter: Any) -> str:
-    """What holds if it is not given, as the help says it."""
+    """Return what applies if it is not given, as in the help."""
     if parameter.required:
         return "required"
     if isinstance(parameter.show_default, str):
@@ -79,7 +79,7 @@ def default(parameter: Any) -> str:
 
 
 def options(command: Any) -> str:
-    """The arguments and options of a command, in the groups of its help."""
+    """Return the arguments and options of a command, in the groups of its help."""
 
     def panel(parameter: Any) -> str:
         return "Arguments" if parameter.param_type_name == "argument" else parameter.rich_help_panel or "Options"
@@ -91,7 +91,7 @@ def options(command: Any) -> str:
 
 
 def statuses() -> str:
-    """What each command exits with, as its help says it."""
+    """Return the exit statuses of all commands, as in their help."""
     found = []
     for name, command in commands().items():
         _, told, said = " ".join(command.epilog.split()).partition("Exit status: ")
@@ -102,7 +102,7 @@ def statuses() -> str:
 
 
 def parameters() -> str:
-    """What a line may set, and the options of the same meaning."""
+    """Return the keys that a line may set, with the options of the same meaning."""
     return rows(
         "key, value, default, option, meaning",
         (
@@ -119,12 +119,12 @@ def parameters() -> str:
 
 
 def keys(kind: type) -> str:
-    """The keys of a line."""
+    """Return the keys of a line."""
     return rows("key, contents", ((f"`{name}`", key.text) for name, key in keys_of(kind).items()))
 
 
 def attributes(kind: type) -> str:
-    """The attributes of a class, as its docstring has them."""
+    """Return the attributes of a class, from its docstring."""
     said = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
     found = re.findall(r"^    (\w+): (.+(?:\n     .+)*)", said, flags=re.MULTILINE)
     return rows("attribute, meaning", ((f"`{name}`", sentence(text)) for name, text in found))
@@ -142,10 +142,10 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """A page with its tables as they are declared now.
+    """Return a page with its tables as declared now.
 
     Raises:
-        KeyError: it names a table that there is not.
+        KeyError: if it names an unknown table.
     """
     return TABLE.sub(lambda found: found[1] + found[2] + TABLES[found[1]](), text)
 

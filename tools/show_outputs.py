@@ -1,4 +1,4 @@
-"""Show the first texts of a finished run, each behind the last lines of its prompt.
+"""Show the first texts of a finished run, each after the last lines of its prompt.
 
 python tools/show_outputs.py OUTPUT_FOLDER PROMPTS.jsonl [HOW_MANY]
 """
@@ -17,7 +17,7 @@ PROMPT_LINES = 4
 
 
 def main(folder: str, prompts: str, how_many: str = "3") -> None:
-    """Print the texts; what was generated stands out from the prompt on a terminal."""
+    """Print the texts; on a terminal, generated text stands out from the prompt."""
     console = Console(highlight=False)
     outputs, given = Path(folder) / "outputs.jsonl", Path(prompts)
     with outputs.open(encoding="utf-8") as output_lines, given.open(encoding="utf-8") as prompt_lines:

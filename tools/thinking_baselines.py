@@ -1,4 +1,4 @@
-"""What the backbone alone makes of the stories: with the answer alone, and with a chain of thought before it."""
+"""The backbone by itself on the stories: with the answer only, and with a chain of thought before it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASELINES = {"answer alone": False, "chain of thought": True}
 
 
 def plain_example(story: Story, tokenizer: Any, *, chain: bool) -> Example:
-    """A story without thoughts; with a chain, the answer is all thoughts in a row, "So:" and the answer itself."""
+    """Return a story without thoughts; with a chain, its answer is all thoughts in a row, "So:" and the answer."""
     thoughts = "".join(f"{thought};" for _, thought in story.events)
     answer = f"{thoughts} So:{story.answer}" if chain else story.answer
     return Example(tokenizer.encode(story.text).ids, [*tokenizer.encode(answer).ids, 0], [])
@@ -25,7 +25,7 @@ def plain_example(story: Story, tokenizer: Any, *, chain: bool) -> Example:
 def train_baseline(
     name: str, tokenizer: Any, budget: Budget, *, chain: bool, seed: int = 0, report: Callable[[str], None] = print
 ) -> nn.Module:
-    """Train the backbone of a task's model, with full attention: without states it needs the whole story."""
+    """Train the backbone of a task's model, with full attention: without states, it needs the whole story."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
     model: nn.Module = build_model(name, sliding_window=None).backbone
@@ -44,7 +44,7 @@ def train_baseline(
 
 @torch.no_grad()
 def baseline_score(model: Any, stories: Sequence[Story], tokenizer: Any, *, chain: bool, at_once: int = 100) -> Score:
-    """Answers right to their end; with a chain, whatever the chain says."""
+    """Return the share of answers that are right to their end; with a chain, its text does not matter."""
     right = 0
     for start in range(0, len(stories), at_once):
         part = stories[start : start + at_once]

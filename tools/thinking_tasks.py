@@ -44,8 +44,8 @@ class Story:
 
     Attributes:
         text: the prompt.
-        answer: what follows it.
-        events: characters of the text up to an event's end, and the thought about all events so far.
+        answer: the text that follows it.
+        events: pairs of the characters up to an event's end and the thought about all events so far.
     """
 
     text: str
@@ -56,14 +56,14 @@ class Story:
 def coin_flips(
     draw: random.Random, steps: int, names: Sequence[str] = NAMES, besides: float = 0.0, most_besides: int = 3
 ) -> Story:
-    """A coin that people flip, or do not; a thought is the side after the last event.
+    """Tell of a coin that people flip, or do not; a thought is the side after the last event.
 
     Args:
-        draw: the source of chance.
-        steps: people who come.
-        names: theirs.
-        besides: chance, before each step, of sentences that are beside the point.
-        most_besides: most of them in a row.
+        draw: source of randomness.
+        steps: number of people who come.
+        names: their names.
+        besides: probability of irrelevant sentences before each step.
+        most_besides: most of these in a row.
     """
     side = draw.choice(["heads", "tails"])
     text = f"A coin's state is {side}"
@@ -86,15 +86,15 @@ def coin_flips(
 
 
 def variables(draw: random.Random, steps: int, count: int = 3, modulus: int = 10) -> Story:
-    """Variables that become sums; a thought is the sum's operands and itself, then the values of all variables.
+    """Tell of variables that become sums; a thought is the sum with its operands, then the values of all variables.
 
-    The event is the last operand, not the semicolon: that often is in the next chunk, which does not hold the operands.
+    The event ends at the last operand, not the semicolon, which is often in the next chunk, without the operands.
 
     Args:
-        draw: the source of chance.
-        steps: sums after the first values.
-        count: variables.
-        modulus: of the sums; at most 10.
+        draw: source of randomness.
+        steps: number of sums after the first values.
+        count: number of variables.
+        modulus: modulus of the sums; at most 10.
     """
     names = "abcde"[:count]
     values: dict[str, int] = {}
@@ -124,9 +124,9 @@ class Task:
     Attributes:
         example: a short prompt.
         steps: most steps of a story in training.
-        train: a story of some steps to learn from.
-        tests: stories to read, by their names in the table.
-        lengths: their steps.
+        train: makes a story of a number of steps to learn from.
+        tests: functions that make stories to read, by their names in the table.
+        lengths: numbers of steps of these.
     """
 
     example: str
@@ -137,7 +137,7 @@ class Task:
 
 
 def _varied_coin_flips(draw: random.Random, steps: int) -> Story:
-    """Half of the stories have other sentences in between, some few and some many."""
+    """Tell of coins; half of the stories have other sentences in between, some few and some many."""
     return coin_flips(draw, steps, besides=draw.choice([0.0, draw.uniform(0.1, 0.8)]))
 
 
@@ -157,7 +157,7 @@ TASKS = {"coin": (COIN,), "variables": (VARIABLES,), "both": (COIN, VARIABLES)}
 
 
 def train_tokenizer(stories: int = 4000, seed: int = 0) -> Tokenizer:
-    """Byte-level BPE of stories of both tasks; digits stand alone, and the end-of-text token has id 0.
+    """Train byte-level BPE on stories of both tasks; digits are split, and the end-of-text token has id 0.
 
     It sees only a few of the names, so that models learn from names of one token and of several.
     """
@@ -203,7 +203,7 @@ class Example:
 
 
 def example_of(story: Story, tokenizer: Any, chunk_size: int) -> Example:
-    """Put a story into tokens; a chunk's thought is that of the last event which a token of the chunk completes."""
+    """Tokenize a story; a chunk's thought is that of the last event completed by a token of the chunk."""
     encoding = tokenizer.encode(story.text)
     prompt: list[int] = encoding.ids
     answer = [*tokenizer.encode(story.answer).ids, 0]

@@ -1,4 +1,4 @@
-"""Training and measuring of the Thinking States models: batches, the loop, free reading of many stories at once."""
+"""Training and measurement of the Thinking States models: batches, the loop, free reading of many stories at once."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ REPORT, REPORTED = 100, 60  # steps between reports, and stories read in each
 
 @dataclass(frozen=True)
 class Size:
-    """A model for a task.
+    """The size of a model for a task.
 
     Attributes:
-        width: of its hidden states.
-        layers: of the backbone.
-        heads: of its attention, and as many for keys and values.
+        width: width of its hidden states.
+        layers: number of layers of the backbone.
+        heads: number of heads, the same for keys and values.
         longest: most tokens of a thought.
-        rate: the highest learning rate.
-        inject: the layer to whose input the state is added.
+        rate: highest learning rate.
+        inject: layer to whose input the state is added.
     """
 
     width: int
@@ -51,7 +51,7 @@ CHUNK, WINDOW = 4, 32
 
 
 def build_model(name: str, **changed: Any) -> ThinkingStatesForCausalLM:
-    """An untrained model of the size for a task, some settings of its backbone changed."""
+    """Return an untrained model of a task's size, with some settings of its backbone changed."""
     size = SIZES[name]
     settings = {
         "vocab_size": VOCABULARY,
@@ -75,7 +75,7 @@ def build_model(name: str, **changed: Any) -> ThinkingStatesForCausalLM:
 
 
 def start_weights(model: ThinkingStatesForCausalLM) -> None:
-    """Draw first weights with which small models learn fast: large embeddings, small outputs of the layers."""
+    """Draw initial weights with which small models learn fast: large embeddings, small outputs of the layers."""
     layers = model.config.backbone.num_hidden_layers
     for name, weight in model.named_parameters():
         if "embed_tokens" in name:
@@ -88,7 +88,7 @@ def start_weights(model: ThinkingStatesForCausalLM) -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training took: steps, and seconds of the processor for each thread, the clock's on an idle machine."""
+    """The extent of a training run: steps, and processor seconds per thread (on an idle machine, the clock's)."""
 
     steps: int
     seconds: float
@@ -96,12 +96,12 @@ class Trained:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples, padded behind.
+    """Some examples, padded at the end.
 
     Attributes:
         ids: int64 [stories, tokens], a whole number of chunks.
         labels: int64 [stories, tokens]; the answer's tokens, -100 elsewhere.
-        thoughts: int64 [stories, chunks, width], as `ThinkingStatesForCausalLM.forward` takes them.
+        thoughts: int64 [stories, chunks, width], as for `ThinkingStatesForCausalLM.forward`.
     """
 
     ids: torch.Tensor
@@ -110,7 +110,7 @@ class Batch:
 
 
 def batch_of(examples: Sequence[Example], chunk_size: int) -> Batch:
-    """Put examples into tensors."""
+    """Make tensors of examples."""
     chunks = -(-max(len(e.prompt) + len(e.answer) for e in examples) // chunk_size)
     width = 1 + max((len(t) for e in examples for t in e.thoughts), default=0)
     ids = torch.zeros(len(examples), chunks * chunk_size, dtype=torch.int64)
@@ -126,7 +126,7 @@ def batch_of(examples: Sequence[Example], chunk_size: int) -> Batch:
 
 
 def examples_to_learn(task: Task, draw: random.Random, make: Callable[[Story], Example]) -> list[Example]:
-    """Examples of about the same length that fill a batch; `make` puts a story into tokens."""
+    """Return examples of about the same length that fill a batch; `make` tokenizes a story."""
     most, examples, longest = draw.randint(1, task.steps), list[Example](), 0
     while len(examples) < MOST_STORIES:
         example = make(task.train(draw, max(1, most - draw.randint(0, 2))))
@@ -147,7 +147,7 @@ class Recent(DynamicCache):
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add a layer's keys and values; returns all that the new rows may attend to."""
+        """Add a layer's keys and values; return all that the new rows may attend to."""
         keys, values = super().update(keys, values, layer)
         held = self.layers[layer]
         held.keys, held.values = (x[..., -(self.window - 1) :, :] for x in (keys, values))
@@ -158,7 +158,7 @@ class Recent(DynamicCache):
 def read_many(
     model: ThinkingStatesForCausalLM, rows: Sequence[Sequence[int]]
 ) -> list[tuple[list[int], list[tuple[int, ...]]]]:
-    """Read many sequences at once, chunk by chunk: `ThinkingStatesForCausalLM.read` side by side.
+    """Read many sequences at once, chunk by chunk, each as by `ThinkingStatesForCausalLM.read`.
 
     Returns:
         For each, the likeliest token after every one of its tokens, and the thoughts of its full chunks.
@@ -181,7 +181,7 @@ def read_many(
 
 @dataclass(frozen=True)
 class Score:
-    """What was right: shares of the answers, and of the thoughts of all full chunks of the prompts."""
+    """The shares of answers, and of thoughts of all full chunks of the prompts, that are right."""
 
     answers: float
     thoughts: float | None = None
@@ -192,7 +192,7 @@ class Score:
 
 
 def score(model: ThinkingStatesForCausalLM, examples: Sequence[Example], at_once: int = 100) -> Score:
-    """Answers right to their end, and thoughts right, read freely."""
+    """Return the shares of answers that are right to their end, and of right thoughts, read freely."""
     answers = right = total = 0
     for start in range(0, len(examples), at_once):
         part = examples[start : start + at_once]
@@ -216,11 +216,11 @@ def descend(
     """Train until the budget is spent: AdamW, warm-up, linear decay, gradients cut at 1.
 
     Args:
-        model: what to train.
-        loss_of: the loss of another batch.
-        rate: the highest learning rate.
-        budget: steps, or minutes; what `report` takes does not count.
-        report: is called every hundred steps, with steps, seconds and mean loss in one line.
+        model: the model to train.
+        loss_of: returns the loss of another batch.
+        rate: highest learning rate.
+        budget: steps, or minutes; the time of `report` does not count.
+        report: called every hundred steps with a line of steps, seconds and mean loss.
     """
     weights = list(model.parameters())
     optimiser = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
@@ -248,7 +248,7 @@ def descend(
 def train(
     name: str, tokenizer: Any, budget: Budget, seed: int = 0, report: Callable[[str], None] = print
 ) -> tuple[ThinkingStatesForCausalLM, Trained]:
-    """Train a model on the task or tasks of a name; what it reports, and how, is in the tool's help."""
+    """Train a model on a task or tasks by name; the tool's help describes the reports."""
     torch.manual_seed(seed)
     draw, model = random.Random(seed), build_model(name)
     known: deque[float] = deque(maxlen=REPORT)

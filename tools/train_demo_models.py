@@ -4,9 +4,9 @@
     python tools/keep_demo_models.py    # afterwards: what transformers tells of them is shipped, too
 
 The target learns the standard library's source; the draft learns the target's
-predictions on the same text. The work folder keeps checkpoints: a run that was
-interrupted goes on from them, and a finished stage is not repeated. Needs torch
-2.9 or later, for its Muon.
+predictions on the same text. The work folder keeps checkpoints: an interrupted
+run resumes from them, and a finished stage is not repeated. Needs torch 2.9 or
+later, for its Muon.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from transformers import GenerationConfig
 SEED = 0
 TARGET_STEPS = 4103
 DRAFT_STEPS = 4200
-TARGET_SHARE = 0.75  # of the minutes, where the budget is given in minutes
+TARGET_SHARE = 0.75  # of the minutes, if the budget is given in minutes
 
 CARD = """---
 license: other
@@ -81,7 +81,7 @@ METHODS = {
 
 
 def prepare_tokenizer(work: Path, texts: list[str]) -> Tokenizer:
-    """The tokenizer of the work folder, trained first where there is none."""
+    """Return the tokenizer of the work folder, training it first if there is none."""
     path = work / "tokenizer.json"
     if not path.exists():
         train_tokenizer(texts).save(str(path))
@@ -100,7 +100,7 @@ def save_model(folder: Path, model: Any, tokenizer: Tokenizer, card: str) -> Non
 
 
 def budgets(options: argparse.Namespace) -> tuple[Budget, Budget]:
-    """The budgets of target and draft, in minutes if given, else in steps."""
+    """Return the budgets of target and draft, in minutes if given, else in steps."""
     if options.minutes is None:
         return Budget(steps=options.target_steps), Budget(steps=options.draft_steps)
     target = options.minutes * TARGET_SHARE

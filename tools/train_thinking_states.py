@@ -2,10 +2,10 @@
 
     python tools/train_thinking_states.py --task coin --minutes 10 --threads 2 -o my-thinking
 
-Every hundred steps it prints the loss, the share of thoughts that are right if those before them are taught, and the
-shares of answers and of thoughts that are right when the model reads freely, at the longest stories of the training
-and at twice their length. At the end it prints a table, which the folder's README repeats. With `--baselines` it also
-trains the backbone alone, each time as long, to give the answer at once or after a chain of thought.
+Every hundred steps it prints the loss, the share of thoughts that are right given the gold thoughts before them, and
+the shares of answers and of thoughts that are right when the model reads freely, for the longest stories of the
+training and for twice their length. At the end it prints a table, which the folder's README repeats. With `--baselines`
+it also trains the backbone alone, each time as long, to give the answer at once or after a chain of thought.
 
 Coin flips take 500 steps, under a minute on a core; variables take 1,600 to 3,000 of a larger model, 7 to 13 minutes.
 """
@@ -25,7 +25,7 @@ from thinking_tasks import TASKS, Story, example_of, hugging_face_tokenizer, tra
 from thinking_training import BATCH_TOKENS, SIZES, Score, Trained, score, train
 from transformers.utils.logging import disable_progress_bar
 
-COUNT = 500  # stories in a cell of the table
+COUNT = 500  # stories per cell of the table
 
 CARD = """---
 license: apache-2.0
@@ -72,7 +72,7 @@ THOUGHTS = {"coin": _SIDE, "variables": _SUM, "both": f"of a coin, {_SIDE}\n  Of
 
 
 def table_of(name: str, columns: dict[str, Callable[[list[Story]], Score]], count: int) -> str:
-    """A table of what each column makes of the task's test stories."""
+    """Return a table of each column's results on the task's test stories."""
     titles = " | ".join(columns)
     lines = [f"| stories | steps | {titles} |", "| --- |" + " --- |" * (1 + len(columns))]
     for task in TASKS[name]:
@@ -86,7 +86,7 @@ def table_of(name: str, columns: dict[str, Callable[[list[Story]], Score]], coun
 
 
 def card(model: Any, name: str, trained: Trained, table: str, options: argparse.Namespace) -> str:
-    """The README of the folder."""
+    """Return the README of the folder."""
     config = model.config
     length = f"--minutes {options.minutes:g}" if options.steps is None else f"--steps {options.steps}"
     return CARD.format(
@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def baseline(model: Any, tokenizer: Any, chain: bool) -> Callable[[list[Story]], Score]:
-    """A column of the table: the scores of a model without states."""
+    """Return a column of the table: the scores of a model without states."""
     return lambda stories: baseline_score(model, stories, tokenizer, chain=chain)
 
 

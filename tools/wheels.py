@@ -1,8 +1,8 @@
-"""Builds the source distribution, and of it the wheels of all platforms, by ziglang; checks what is in them.
+"""Builds the source distribution, and from it the wheels of all platforms with ziglang; checks their contents.
 
-    python tools/wheels.py [FOLDER]      # dist, unless another one is named
+    python tools/wheels.py [FOLDER]      # dist by default
 
-The same sources give the same bytes: files get the time of the last commit, or that of SOURCE_DATE_EPOCH.
+The same sources give the same bytes: files get the time of the last commit, or of SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PLATFORMS = {
     "macosx_11_0_arm64": ("plain",),
     "macosx_11_0_x86_64": X86,
 }
-# What a package is easily built without.
-EMBEDDED = ("target/model.safetensors", "target.kept", "draft.kept")  # of the models, and what was told of them
+# Files that are easily left out of a package.
+EMBEDDED = ("target/model.safetensors", "target.kept", "draft.kept")  # of the embedded models, and what is kept of them
 FILES = (
     *("detgen/__main__.py", "detgen/py.typed", "detgen/models/tried.json"),
     *(f"detgen/demo_models/{name}" for name in EMBEDDED),
@@ -41,7 +41,7 @@ _BUILD_VERSION = 0x32  # LC_BUILD_VERSION
 
 
 def faults(wheel: Path) -> Iterator[str]:
-    """What is wrong with a wheel: its tags, its files, or what its libraries need of a system."""
+    """Yield what is wrong with a wheel: its tags, its files, or what its libraries need of a system."""
     _, _, *tags = wheel.stem.split("-")
     if tags[:2] != ["py3", "none"] or len(tags) != 3 or tags[2] not in PLATFORMS:
         yield f"the tags are {'-'.join(tags)}"
@@ -67,7 +67,7 @@ def faults(wheel: Path) -> Iterator[str]:
 
 
 def library_faults(content: bytes, platform: str) -> Iterator[str]:
-    """What is wrong with a library: a processor, a version of a system or a library that it needs."""
+    """Yield what is wrong with a library: the processor, a system version or a library that it needs."""
     if platform.startswith("macosx"):
         if content[:4] != b"\xcf\xfa\xed\xfe":
             yield "it is no library of macOS"
@@ -86,7 +86,7 @@ def library_faults(content: bytes, platform: str) -> Iterator[str]:
             yield "it is no library of Linux"
             return
         machine = _ELF.get(struct.unpack_from("<H", content, 18)[0])
-        # Names of versions and libraries are texts of the file, and stand nowhere else in it.
+        # Names of versions and libraries are strings in the file, and occur nowhere else in it.
         versions = {tuple(map(int, v.split(b"."))) for v in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", content)}
         if versions and max(versions) > _GLIBC:
             yield f"it needs glibc {'.'.join(map(str, max(versions)))}"
@@ -98,7 +98,7 @@ def library_faults(content: bytes, platform: str) -> Iterator[str]:
 
 
 def build(folder: Path) -> Iterator[Path]:
-    """Build all into a folder, the sources first."""
+    """Build everything into a folder, the sources first; yield the files."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH") or _of_last_commit()
     environment = os.environ | {"SOURCE_DATE_EPOCH": epoch, "LC_ALL": "C", "PYTHONWARNINGS": "ignore"}
     os.umask(0o022)
@@ -129,7 +129,7 @@ def _of_last_commit() -> str:
 
 
 def _pack(archive: Path, to: Path, epoch: int) -> None:
-    """Compress an archive, its files in order, of nobody, and all of that time."""
+    """Compress an archive with its files in order, no owner, and the same time for all."""
     with (
         tarfile.open(archive) as old,
         to.open("wb") as raw,
@@ -144,7 +144,7 @@ def _pack(archive: Path, to: Path, epoch: int) -> None:
 
 
 def main() -> int:
-    """0 if all are built and as they should be."""
+    """Build and check everything; return 0 if all is right."""
     found = 0
     for path in build(Path(sys.argv[1] if len(sys.argv) > 1 else "dist")):
         print(path)
