@@ -1,9 +1,8 @@
 """Scoring: reads prompts with given completions in canonical passes, and judges the completions' tokens.
 
 Nothing is chosen, so there are no drafts and no rounds: a completion is read like a prompt, and the logits before each
-    of
-its tokens say how likely that token is. What sequences have in common is read once, as for prompts. Knows no files and
-no models.
+of its tokens say how likely that token is. What sequences have in common is read once, as for prompts. Knows no files
+and no models.
 """
 
 from __future__ import annotations

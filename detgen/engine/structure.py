@@ -1,8 +1,7 @@
 """The form of a text: which tokens may come next, by llguidance. Knows no logits.
 
 Promise: what `Masks.after` returns is a function of the form and the tokens that it is given. Earlier calls, for these
-    or
-other tokens, and roll-backs leave no trace.
+or other tokens, and roll-backs leave no trace.
 """
 
 from __future__ import annotations

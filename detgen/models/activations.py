@@ -1,4 +1,4 @@
-"""Which function each class of activation modules computes."""
+"""Maps classes of activation modules to the functions that they compute."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ACTIVATIONS = {
     "ReLUSquaredActivation": Activation.RELU_SQUARED,
     "BloomGelu": Activation.GELU_TANH,
 }
-_LARGE = 50.0  # from which on the softplus of a float is the float
-_NAMES = ("act_fn", "activation_fn", "act", "activation", "gelu_impl")  # of what a feed-forward has
-# Modules whose forward names their activation.
+_LARGE = 50.0  # from here on, the softplus of a float is the float itself
+_NAMES = ("act_fn", "activation_fn", "act", "activation", "gelu_impl")  # attributes of feed-forwards
+# Modules whose activation is fixed in their forward.
 _NAMED = dict.fromkeys(("Lfm2MLP", "Lfm2MoeMLP", "Lfm2MoeExperts", "Lfm3MLP"), Activation.SILU)
 
 

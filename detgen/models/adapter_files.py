@@ -49,7 +49,7 @@ _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 _PREFIX = "base_model.model."
 _SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 _LARGEST = 1 << 20  # bytes of the settings
-_LONGEST, _MOST = 200, 4  # characters of a pattern of names, and repetitions in it: it must be matched in no time
+_LONGEST, _MOST = 200, 4  # characters of a pattern of names, and repetitions in it, so that matching is fast
 
 
 class Factors(NamedTuple):
@@ -137,7 +137,7 @@ def _check(folder: Path, name: str) -> Adapter:
         elif "lora_" in own:
             what = "of an embedding" if "lora_embedding_" in own else "which is not a factor of a linear layer"
             raise WrongFileError(f"{WEIGHTS}: {tensor.name}, {what}, cannot be merged here{_MERGED}")
-        else:  # of a layer that has factors, too, it may be what they are added to
+        else:  # of a layer that has factors, too, it may be the weight that they are added to
             replaced[own.replace(".base_layer.", ".")] = tensor
     if not parts:
         raise WrongFileError(f"{WEIGHTS}: no tensor is a factor (.lora_A.weight, .lora_B.weight)")
@@ -204,7 +204,7 @@ def _check_tensor(tensor: Tensor) -> None:
 
 
 def _factors(module: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Factors:
-    """The factors of a module, as PEFT reads settings (`peft.utils.other.get_pattern_key`)."""
+    """Return the factors of a module, reading settings as PEFT does (`peft.utils.other.get_pattern_key`)."""
     for part in "AB":
         if part not in parts:
             raise WrongFileError(f"{WEIGHTS}: {module}.lora_{part}.weight is missing")

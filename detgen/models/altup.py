@@ -19,7 +19,7 @@ from detgen.program.program import Program
 if TYPE_CHECKING:
     from detgen.models.description import Description
 
-_LEAST = 1e-5  # which is no setting
+_LEAST = 1e-5  # not a setting
 
 
 def streams_of(of: Description) -> Streams | None:
@@ -40,7 +40,7 @@ def streams_of(of: Description) -> Streams | None:
 
 
 def altup_of(of: Description, layer: Any) -> AltUp | None:
-    """Return how a layer reads and changes its stream; None where there are no streams."""
+    """Return how a layer reads and changes its stream; None without parallel streams."""
     altup, config = getattr(layer, "altup", None), of.config
     if altup is None:
         return None
@@ -57,7 +57,7 @@ def altup_of(of: Description, layer: Any) -> AltUp | None:
 
 
 def laurel_of(of: Description, layer: Any) -> Laurel | None:
-    """Return the low-rank layer beside a layer's attention; None if there is none."""
+    """Return the low-rank layer parallel to a layer's attention; None if there is none."""
     laurel = getattr(layer, "laurel", None)
     if laurel is None:
         return None
@@ -80,7 +80,7 @@ def deviations_of(mlp: Any) -> float | None:
 
 
 class StreamsSteps:
-    """The parts that make the streams and combine them, as steps take them."""
+    """Builds the steps that make the streams and combine them."""
 
     def __init__(self, streams: Streams, width: int, form: Form, keep: Keep) -> None:
         self._begin = side_by_side(streams.begin, form, keep)
@@ -134,7 +134,7 @@ class StreamsSteps:
 
 
 class AltUpSteps:
-    """How a layer reads one of several streams and changes all of them, as steps take it."""
+    """Builds the steps by which a layer reads one of several streams and changes all of them."""
 
     def __init__(self, altup: AltUp, width: int, form: Form, keep: Keep) -> None:
         plain: Form = form if form not in MADE else "none"  # never in few bits
@@ -161,7 +161,7 @@ class AltUpSteps:
         taken(program, "rows wanted, streams", self._streams)
 
     def correct(self, program: Program, name: str, hidden: Buffer, *, wanted: bool) -> Buffer:
-        """Append what corrects the predictions by what the layer has made; what takes its input, a buffer."""
+        """Append the steps that correct the predictions by the layer's results; return the buffer of its input."""
         name, streams, input_ = f"{name}.altup", self._of(wanted), Buffer("corrected", self._width)
         found = self._routed(program, f"{name}.correction_coefs", hidden, self._correct, wanted=wanted)
         active: dict[str, Any] = {"x": streams, "at": self._at, "wanted": wanted}
@@ -182,7 +182,7 @@ class AltUpSteps:
         return wanted_of(self._streams) if wanted else self._streams
 
     def _routed(self, program: Program, name: str, x: Buffer, weight: Weight, *, wanted: bool) -> Buffer:
-        """Append a linear layer of the router's results, of rows as they are; return its results."""
+        """Append the router's steps and a linear layer of their results without rounding; return its results."""
         read, routed = Buffer("router read", x.width), Buffer("modalities", self._router.outputs)
         into, found = Into(read, factor=self._factor), Buffer("coefficients", weight.outputs)
         program.add(self._norm.step(f"{name}, normed", x, into, wanted=wanted))
@@ -193,14 +193,14 @@ class AltUpSteps:
 
 
 class LaurelSteps:
-    """The low-rank layer beside an attention, as steps take it."""
+    """Builds the steps of the low-rank layer parallel to an attention."""
 
     def __init__(self, laurel: Laurel, form: Form, keep: Keep) -> None:
         self._left, self._right = joint([laurel.left], form, keep), joint([laurel.right], form, keep)
         self._norm = NormParts.of(laurel.norm, keep)
 
     def build(self, program: Program, name: str, read: Buffer, hidden: Buffer, *, wanted: bool) -> None:
-        """Append what is added to rows that have the attention's results, and divides them by the root of 2."""
+        """Append the steps that add to rows with the attention's results and divide them by the root of 2."""
         name, short, into = f"{name}.laurel", Buffer("laurel", self._left.outputs), Into(hidden, add=True)
         how: dict[str, Any] = {"wanted": wanted}
         program.add(steps.Copy(name=f"{name}, its input", x=read, to=into, **how))

@@ -25,7 +25,7 @@ from detgen.models.stored import held
 from detgen.models.widened_forward import widened
 
 ATTENTION_NAME = "detgen"
-# Of a row's largest entry: what it may differ by when others change, as experts round by how many rows they have.
+# Relative to a row's largest entry: the tolerance when other rows change, since experts round by their row counts.
 _SAME = 1e-5
 
 _IGNORED = {
@@ -50,9 +50,9 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers' models call through the AttentionInterface.
+    """Compute attention; transformers' models call this function through the AttentionInterface.
 
-    The argument for a window is only for attentions without a mask: what rows see is decided by the mask.
+    The window argument is only for attention without a mask: the mask decides what rows see.
     """
     unknown = [name for name, value in extra.items() if isinstance(value, torch.Tensor) and name not in _IGNORED]
     if unknown or attention_mask is not None:
@@ -75,7 +75,7 @@ def _asked(
     attention_mask: Mask | None = None,
     **how: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function in the pass that asks for masks, of two sequences with the same last token."""
+    """Compute attention in the pass that asks for masks, of two sequences with the same last token."""
     if not isinstance(attention_mask, Mask):
         raise UnknownMaskError("its attention takes a mask that transformers does not make")
     config: Any = module.config
@@ -97,7 +97,7 @@ def _check_alone(rows: torch.Tensor) -> None:
     """
     if rows.device.type == "meta":
         return
-    rows = rows.nan_to_num()  # where both are alike, they do not differ
+    rows = rows.nan_to_num()  # entries that are NaN in both do not differ
     if (rows[0] - rows[1]).abs().max() > _SAME * rows.abs().max():
         raise NotImplementedError("it keeps a state of what it has read, which detgen's KV cache does not hold")
 
@@ -110,14 +110,14 @@ AttentionInterface.register(ASKING, _asked)
 def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
     """Keep a model without weights from looking at numbers.
 
-    Its experts are computed in the one way that does not, it looks for no padding to warn of, LongRoPE does not look
-    how far positions go, and what it keeps beside its weights is on `meta`, too.
+    Its experts are computed in the one way that does not, it does not look for padding to warn about, LongRoPE does not
+    look at the largest position, and what it keeps besides its weights is on `meta`, too.
     """
     if model.device.type != "meta":
         yield
         return
     config = model.config.get_text_config()
-    parts = getattr(model.config, "sub_configs", {})  # of a wrapper, which may have no choice of its own
+    parts = getattr(model.config, "sub_configs", {})  # of a wrapper, which may have no such setting of its own
     part = next((name for name in parts if getattr(model.config, name) is config), "")
     experts, padding = (getattr(config, name, None) for name in ("_experts_implementation", "pad_token_id"))
     stored = model.state_dict().keys()
@@ -130,7 +130,7 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
             module._buffers[name] = x.to("meta")
         for module in stretched:
             module.forward = partial(_turned_by_nothing, module)
-        vars(config)["pad_token_id"] = None  # which a configuration may refuse to be told
+        vars(config)["pad_token_id"] = None  # a configuration may refuse this value
         if experts is not None:
             model.set_experts_implementation({part: "batched_mm"})
         yield
@@ -180,7 +180,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
     called: set[nn.Module] = set()
     states, alone, sharing = states_of(model)
     with refusing(kind), ExitStack() as hooks:
-        for net in states:  # what it tells a row of those before it is known
+        for net in states:  # their dependence on earlier rows is known, so it is left out
             net.forward = lambda hidden_states, **_: torch.zeros_like(hidden_states)
             hooks.callback(delattr, net, "forward")
         model.set_attn_implementation(ASKING)
@@ -191,7 +191,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         # Two sequences with the same last token; without an attention, it must not matter what is before it.
         ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 4]], device=next(model.parameters()).device)
         positions = torch.arange(4, device=ids.device).expand(2, 4)
-        # In 16 bits what differs may round to the same.
+        # In 16 bits, differences may be rounded away.
         wide = nullcontext() if model.device.type == "meta" else widened(model, held)
         with torch.inference_mode(), attending(note), _asking_no_numbers(model), wide:
             # With a mask of padding, transformers does not look for several sequences in a row. It has numbers even
@@ -199,7 +199,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
             mask = torch.ones(ids.shape, dtype=torch.int64, device="cpu" if ids.device.type == "meta" else ids.device)
             out = model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False).logits
         model.set_attn_implementation(ATTENTION_NAME)
-    # The setting may be of an encoder.
+    # The number of layers may be an encoder's.
     count = max([model.config.get_text_config().num_hidden_layers, *(i + 1 for i in sizes)])
     kept = {net.layer_idx: shape for net, shape in states.items()}
     missing = [i for i in range(count) if i not in sizes and i not in kept and i not in alone]

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from detgen.models.description import Description
 
 
-# Classes of attentions that rotate in all layers of a model without windows.
+# Attention classes that rotate in all layers if a model has no windows.
 _ALL_WITHOUT_WINDOWS = ("Exaone4Attention", "ExaoneMoeAttention")
-# Modules that keep states of sequences, by the ends of their class names: the shape of the states, and the description.
+# Modules that keep states, by the ends of their class names: functions for the shape of states and the description.
 _NETS: dict[str, tuple[Callable[[Any], StateShape], Callable[[Description, Any], Mixer]]] = {
     "GatedDeltaNet": (delta_shape, delta_net),
     "ShortConv": (convolution_shape, short_convolution),
@@ -72,10 +72,10 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
             gate = of.linear(own)
             if len(out.weight[0]) % gate.weight.shape[0]:
                 raise UnknownError("gates that do not divide the results")
-        if family.by_head:  # queries, a key and a value of each
+        if family.by_head:  # each key head has its queries, a key and a value
             each = np.arange(qkv[0].weight.shape[0]).reshape(kv_heads, -1, size)
             qkv = [some_rows(qkv[0], np.concatenate([part.ravel() for part in np.split(each, [-2, -1], 1)]))]
-        if family.parts:  # queries, values and keys of some heads
+        if family.parts:  # each part has queries, values and keys of some heads
             each = np.arange(qkv[0].weight.shape[0]).reshape(family.parts, 3, -1)
             qkv = [some_rows(qkv[0], each[:, [0, 2, 1]].swapaxes(0, 1).ravel())]
         if sum(one.weight.shape[0] for one in qkv) != (heads + (0 if source is not None else 2 * kv_heads)) * size:
@@ -137,7 +137,7 @@ def state_shape_of(net: Any) -> StateShape | None:
 
 
 def state_mixer(of: Description, net: Any, layer: Any) -> Mixer:
-    """Describe such a module within its layer.
+    """Describe a module that keeps states, within its layer.
 
     Raises:
         UnknownError: if it is of another kind.

@@ -40,19 +40,19 @@ CODES = {
     "fp4": np.array(_FP4 + tuple(0 - x for x in _FP4), np.float32) / np.float32(12),
 }
 
-_BLOCK = 64  # weights that share a scale, where they are quantized here
-_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # that bitsandbytes knows
-_NEAR = 1e-6  # differences of codes that other versions of it wrote
-_LONGEST = 1 << 14  # bytes of what is said of a tensor
-_LARGEST = 2**31 - 1  # of any size
+_BLOCK = 64  # weights per scale, if they are quantized here
+_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # block sizes of bitsandbytes
+_NEAR = 1e-6  # tolerance for codes written by other versions of it
+_LONGEST = 1 << 14  # bytes of a tensor's description
+_LARGEST = 2**31 - 1  # of any dimension
 _STATE = re.compile(r"(?P<weight>.+)\.quant_state\.bitsandbytes__(?P<kind>\w+)")
 _SCALES = re.compile(r"(?P<module>.+)\.SCB")
 
 
 def is_quantized(config: Any) -> bool:
-    """Whether bitsandbytes has quantized the weights, according to the configuration."""
+    """Return whether bitsandbytes has quantized the weights, according to the configuration."""
     said = getattr(config, "quantization_config", None)
-    kinds = ("load_in_4bit", "load_in_8bit")  # alone in older ones
+    kinds = ("load_in_4bit", "load_in_8bit")  # older configurations have only these
     return isinstance(said, dict) and (said.get("quant_method") == "bitsandbytes" or any(said.get(k) for k in kinds))
 
 
@@ -66,7 +66,7 @@ class Nested(NamedTuple):
 
 
 class InBlocks(NamedTuple):
-    """Where a weight of nf4 or fp4 lies; blocks go through all of it, row by row.
+    """The place of a weight of nf4 or fp4; blocks run through all of it, row by row.
 
     Attributes:
         packed: two weights per byte, the first one in the high bits.
@@ -86,11 +86,11 @@ class InBlocks(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """In which it can be read."""
+        """Number format in which it can be read."""
         return FLOAT32
 
     def read(self, rows: slice = ALL) -> Weight:
-        """The weight, or some consecutive rows of it; errors as `Place.read`."""
+        """Return the weight, or some consecutive rows of it; errors as for `Place.read`."""
         outputs, inputs = self.shape
         if inputs % GROUP:  # a row may begin anywhere in a byte and in a block
             return whole(in_blocks(_plain(self.packed), self._scales(), self.shape, self.codes, self.block))[rows]
@@ -111,23 +111,23 @@ class InBlocks(NamedTuple):
 
 
 class InRows(NamedTuple):
-    """Where a weight of int8 lies: whole numbers, and the largest magnitude of each row."""
+    """The place of a weight of int8: whole numbers, and the largest magnitude of each row."""
 
     whole: Place
     largest: Place
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight."""
+        """Shape of the weight."""
         return self.whole.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """In which it can be read."""
+        """Number format in which it can be read."""
         return FLOAT32
 
     def read(self, rows: slice = ALL) -> Weight:
-        """The weight, or some consecutive rows of it; errors as `Place.read`."""
+        """Return the weight, or some consecutive rows of it; errors as for `Place.read`."""
         return in_rows(_plain(self.whole, rows), _plain(self.largest, rows))
 
 
@@ -210,7 +210,7 @@ class Quantizing:
         transposed = self._transposed.get(parameter)
         if transposed is None:
             return self._read(parameter, rows)
-        if self._quant == "nf4" and parameter.shape[1] % _BLOCK:  # blocks go on from row to row
+        if self._quant == "nf4" and parameter.shape[1] % _BLOCK:  # blocks continue from row to row
             weight = self._quantized(whole(self._read(parameter)), transposed=transposed)
             return weight.rows(rows) if isinstance(weight, Quantized) else weight[rows]
         return self._quantized(whole(self._read(parameter, rows)), transposed=transposed)
@@ -227,7 +227,7 @@ class Quantizing:
 
 
 def places(folder: Path, tensors: Iterable[Tensor]) -> tuple[dict[str, InBlocks | InRows], list[Tensor]]:
-    """Return where a folder's quantized weights lie, by name, and the tensors that belong to none of them.
+    """Return the places of a folder's quantized weights, by name, and the tensors that belong to none of them.
 
     Raises:
         ValueError: names the file, the tensor and what is wrong.
@@ -285,7 +285,7 @@ def _in_rows(folder: Path, left: dict[str, Tensor], said: Tensor, module: str) -
 
 
 def _state(folder: Path, said: Tensor) -> dict[str, Any]:
-    """What is said of a tensor, an object in JSON."""
+    """Return the description of a weight, a JSON object in a tensor."""
     if said.dtype != "U8" or said.size > _LONGEST:
         raise _wrong(said, f"it must be a text of at most {_LONGEST:,} bytes")
     try:

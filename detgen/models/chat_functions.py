@@ -36,7 +36,7 @@ class _Silent:
 @cache
 def chat_functions() -> dict[str, Callable[..., Any]]:
     """Return the functions by name; each takes the tokenizer first, and reads its template and `special_tokens_map`."""
-    with suppress(Exception):  # whatever its files are like
+    with suppress(Exception):  # whatever the files are like
         return _taken_out()
     tokenizers = getattr(import_module(f"transformers.{_HOME}"), _CLASS)
     return {name: getattr(tokenizers, name) for name in CHAT_FUNCTIONS}
@@ -62,7 +62,7 @@ def _taken_out() -> dict[str, Callable[..., Any]]:
     for name in CHAT_FUNCTIONS:
         (start,) = (i for i, line in enumerate(lines) if line.startswith(f"    def {name}("))
         source = textwrap.dedent("".join(inspect.getblock(lines[start:])))
-        flags = __future__.annotations.compiler_flag  # which name what is not there
+        flags = __future__.annotations.compiler_flag  # annotations name what does not exist here
         exec(compile(source, str(home), "exec", flags, dont_inherit=True), known)
         if missing := {*_globals(known[name].__code__)} - known.keys() - vars(builtins).keys():
             raise NameError(f"{name} needs {missing}")

@@ -22,7 +22,7 @@ from detgen.program.states import DeltaRule
 if TYPE_CHECKING:
     from detgen.models.description import Description
 
-_EPSILON = 1e-6  # is added to the sum of squares of a query or a key
+_EPSILON = 1e-6  # added to the sum of squares of a query or a key
 
 
 def delta_shape(net: Any) -> StateShape:
@@ -75,7 +75,7 @@ def delta_net(of: Description, net: Any) -> DeltaNet:
 
 
 def _apart(qkvz: Linear, ba: Linear, shape: StateShape) -> tuple[Linear, Linear, Linear, Linear]:
-    """Queries, keys and values; gates; strengths; decays, of layers whose results go by key heads."""
+    """Split joined layers by key heads into queries, keys and values; gates; strengths; decays."""
     share = shape.heads // shape.key_heads
     values = share * shape.values
     each = np.arange(qkvz.weight.shape[0]).reshape(shape.key_heads, -1)
@@ -91,14 +91,14 @@ def _apart(qkvz: Linear, ba: Linear, shape: StateShape) -> tuple[Linear, Linear,
 
 
 class DeltaSteps:
-    """A delta net, as steps take it; attributes as for `AttentionSteps`."""
+    """Builds the steps of a delta net; attributes as for `AttentionSteps`."""
 
     name, ends = "linear_attn", "out_proj"
 
     def __init__(self, net: DeltaNet, form: Form, keep: Keep) -> None:
         shape = self._shape = net.shape
-        # Of the length 1; queries are multiplied by the attention's scale besides. Keys of the length sqrt 2 are as
-        # strengths twice as large are, but for a state of so many times less, which queries of that length make up for.
+        # Vectors have length 1, and queries are multiplied by the attention's scale, too. Keys of length sqrt 2 act
+        # like strengths twice as large, but for a state smaller by sqrt 2, which queries of length sqrt 2 make up for.
         longer = math.sqrt(2) if net.doubled else 1.0
         made = zip("qk", (longer / shape.size, longer / math.sqrt(shape.size)), strict=True)
         self._lengths = {part: keep(np.full(shape.size, length, np.float32)) for part, length in made}

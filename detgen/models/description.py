@@ -42,22 +42,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 _WITHOUT_WEIGHTS = {"Llama4TextL2Norm", "NanoChatRMSNorm"}  # classes of root-mean-square norms
-# Others whose weights are added to 1.
+# Others that add 1 to their weights.
 _ADDED_TO_ONE = {
     *("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"),
     *("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"),
 }
-# Wrappers that do to logits what the settings of their text part say.
+# Wrappers that apply the logit settings of their text part.
 _SCALING = {
     *("PaliGemmaForConditionalGeneration", "HyperCLOVAXVisionV2ForConditionalGeneration"),
     *("GraniteDoclingForConditionalGeneration", "Granite4VisionForConditionalGeneration"),
 }
-# Settings under which a family is not what its row says.
+# Settings under which a family differs from its row.
 _UNUSUAL: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {"do_layer_norm_before": False},
     "GPT2LMHeadModel": {"add_cross_attention": True},
     "GPTBigCodeForCausalLM": {"multi_query": False, "add_cross_attention": True},
-    "FalconForCausalLM": {"alibi": True},  # whose biases are rounded to bf16
+    "FalconForCausalLM": {"alibi": True},  # its biases are rounded to bf16
 }
 
 
@@ -144,7 +144,7 @@ class Description:
 
     @property
     def before_head(self) -> BeforeHead | None:
-        """What the output layer reads the results of; None if it reads the last norm's."""
+        """The layers between the last norm and the output layer; None if there are none."""
         if not self.family.before_head:
             return None
         found = getattr(self.model, self.family.before_head)
@@ -183,7 +183,7 @@ class Description:
 
     def release(self, index: int) -> None:
         """Release a layer."""
-        if not isinstance(self.model, Module):  # which holds no weights
+        if not isinstance(self.model, Module):  # a skeleton holds no weights
             from torch import nn
 
             self.layers[index] = nn.Identity()
@@ -227,7 +227,7 @@ class Description:
         )
 
     def source(self, index: int) -> int | None:
-        """Return the layer whose keys and values a layer sees: the last of its kind with its own; None for itself."""
+        """Return the layer whose keys and values a layer uses: the last of its kind with its own; None for its own."""
         kinds = getattr(self.config, "layer_types", None) or []
         before = (i for i in range(index - 1, -1, -1) if kinds[i] == kinds[index] and not self._shares(i))
         return next(before) if self._shares(index) else None
@@ -410,7 +410,7 @@ def _class_of(model: Any) -> str:
 
 
 def has_description(model: Any) -> bool:
-    """Whether programs can be built from a model, whose parameters may be on `meta`."""
+    """Return whether programs can be built from a model; its parameters may be on `meta`."""
     return describe(model) is not None
 
 

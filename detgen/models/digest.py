@@ -10,7 +10,7 @@ from pathlib import Path
 from detgen.models.folders import model_files
 from detgen.progress import Observer, Progress
 
-_SOON = 1.0  # seconds; what is done by then needs no figures
+_SOON = 1.0  # seconds; work that is done sooner needs no progress report
 _PART = 1 << 20
 
 
@@ -51,7 +51,7 @@ def digests(files: Sequence[Path], observer: Observer) -> list[str]:
 
 
 def model_digest(place: Path, observer: Observer, *, trusted: bool) -> str:
-    """SHA-256 of a file; of a folder, over name and content of each file that can change an output, by their names."""
+    """Return SHA-256 of a file, or over names and contents of a folder's files that can change an output, by name."""
     if place.is_file():
         return digests([place], observer)[0]
     files = model_files(place, trusted=trusted)

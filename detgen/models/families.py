@@ -21,7 +21,7 @@ class Family(NamedTuple):
         head: the output layer.
         logit_factor: the setting that logits are multiplied by, if a model has it.
         attention: a layer's attention.
-        state: the module in its place, or beside it, in layers that keep a state, if a model has such layers.
+        state: the module in its place, or parallel to it, in layers that keep a state, if a model has such layers.
         qkv: its query, key and value; one name if they are joined.
         gated: whether the query layer also gives gates of the attention's results, each head's after its query.
         own_gate: the separate layer that gives gates of the attention's results; "" for none.
@@ -38,7 +38,7 @@ class Family(NamedTuple):
         latent: whether queries, keys and values are made from short vectors; `qkv` is then ignored.
         mlp: a layer's feed-forward; "" if its parts are the layer's own; of several names, the first that a layer has.
         gate: the gate, if there is one; joined with `up` if `up` is empty.
-        up: the first linear layer, beside the gate.
+        up: the first linear layer, which the gate multiplies.
         down: the last one.
         norms: before and after the attention, before and after the feed-forward; of several names the first that a
             layer has.
@@ -90,7 +90,7 @@ _BOTH_SIDES = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
-_JOINED: dict[str, Any] = {  # queries, keys and values, by key heads
+_JOINED: dict[str, Any] = {  # queries, keys and values, grouped by key head
     **{"inner": "transformer", "embedding": "word_embeddings", "layers": "h", "final": "ln_f"},
     **{"attention": "self_attention", "qkv": ("query_key_value",), "by_head": True, "out": "dense"},
     **{"gate": "", "up": "dense_h_to_4h", "down": "dense_4h_to_h"},
@@ -132,7 +132,7 @@ FAMILIES = {
     "MistralForCausalLM": Family(),
     "Qwen2ForCausalLM": Family(),
     "Qwen3ForCausalLM": Family(),
-    # In wrappers, and nowhere else: rotated by three positions, which are one without an image.
+    # Only inside wrappers: rotated by three positions, which are equal without images.
     "Qwen2VLTextModel": Family(),
     "Qwen2_5_VLTextModel": Family(),
     "Qwen3VLTextModel": Family(),

@@ -1,4 +1,4 @@
-"""The steps of a feed-forward, of a mixture of experts, and of both side by side."""
+"""Builds the steps of a feed-forward, of a mixture of experts, and of both in parallel."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from detgen.program.program import Program
 
 
 class FeedForwardSteps:
-    """A feed-forward, as steps take it."""
+    """Builds the steps of a feed-forward."""
 
     def __init__(self, mlp: FeedForward, form: Form, keep: Keep) -> None:
-        # A gate with a factor, or of which something is cut off, is no part of what it opens.
+        # A gate with a factor or with a cut-off is a layer of its own.
         apart = mlp.gated and (mlp.up[0].factor != 1 or mlp.deviations is not None)
         self._gate = (joint(mlp.up[:1], form, keep), mlp.up[0].factor) if apart else None
         self._up = joint(mlp.up[apart:], form, keep, gated=mlp.gated and not apart)
@@ -32,7 +32,7 @@ class FeedForwardSteps:
         self.activated = Buffer("activated", self.down.inputs)
 
     def open(self, program: Program, name: str, read: Buffer, *, wanted: bool) -> None:
-        """Append what reads the layer's rows."""
+        """Append the steps that read the layer's rows."""
         apart, activated = self._gate is not None, self.activated
         program.add(
             steps.Linear(
@@ -59,16 +59,16 @@ class FeedForwardSteps:
             program.add(steps.Gate(name=f"{name}, gated", x=activated, to=Into(activated), **how))
 
     def close(self, program: Program, name: str, branch: Branch) -> None:
-        """Append what is added to them."""
+        """Append the steps that add to them."""
         into = replace(branch.into, factor=branch.into.factor * self._factor)
         branch._replace(into=into).add(program, f"{name}.down_proj", self.down, self.activated)
 
 
 class ExpertSteps:
-    """A mixture of experts, as steps take it."""
+    """Builds the steps of a mixture of experts."""
 
     def __init__(self, mlp: Experts, form: Form, keep: Keep) -> None:
-        experts, width, inner = mlp.down.shape  # the width is that of short vectors, if experts read such
+        experts, width, inner = mlp.down.shape  # if experts read short vectors, the width is theirs
         self._experts = int(experts)
         self._activation, self._limited, self._factor = mlp.activation, mlp.limited, mlp.factor
         self._routing: dict[str, Any] = {
@@ -148,7 +148,7 @@ class ExpertSteps:
             shared.open(program, name, read, wanted=wanted)
 
     def close(self, program: Program, name: str, branch: Branch) -> None:
-        """Append what is added to them."""
+        """Append the steps that add to them."""
         wanted, into = branch.wanted, replace(branch.into, factor=branch.into.factor * self._factor)
         if branch.norm is not None:
             mixed = Buffer("mixed", into.buffer.width)
@@ -171,7 +171,7 @@ class ExpertSteps:
 
 
 class BesideSteps:
-    """A mixture of experts beside a feed-forward, as steps take it."""
+    """Builds the steps of a mixture of experts parallel to a feed-forward."""
 
     def __init__(self, beside: Beside, form: Form, keep: Keep) -> None:
         self._experts, self._before = ExpertSteps(beside.experts, form, keep), NormParts.of(beside.before, keep)
@@ -180,7 +180,7 @@ class BesideSteps:
     def build(
         self, program: Program, name: str, hidden: Buffer, mlp: FeedForwardSteps | ExpertSteps, branch: Branch
     ) -> None:
-        """Append what is added to the layer's rows, from those on and from a feed-forward that has been opened."""
+        """Append the steps of the experts, and those that add their results and the opened `mlp`'s to the rows."""
         wanted, (of_mlp, of_experts) = branch.wanted, self._after
         read, both = Buffer("normed for experts", hidden.width), Buffer("feed-forward and experts", hidden.width)
         mlp.close(program, f"{name}.mlp", Branch(Into(both), of_mlp, wanted))

@@ -75,7 +75,7 @@ def check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
     with torch.device("meta"):
         model = auto_class(config).from_config(config, trust_remote_code=trusted)
     elements = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
-    if elements > 8 * stored:  # 2 bits an element, and embeddings stored once that are used twice
+    if elements > 8 * stored:  # 2 bits per element, and embeddings that are stored once and used twice
         raise ValueError(f"it describes {elements:,} parameters, and its weights are {stored:,} bytes")
     check_memory(model, elements, dtype)
 
@@ -113,7 +113,7 @@ def check_numbers(tensors: Sequence[Tensor], config: Any, *, trusted: bool) -> N
 
     with torch.device("meta"):
         model = auto_class(config).from_config(config, trust_remote_code=trusted)
-    # A file may have the names of the model's base, and others beside them that end alike: masks and positions.
+    # Names in a file may be those of the model's base; other tensors, such as masks and positions, may end alike.
     names = {name for name, _ in model.named_parameters()}
     names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}
     for tensor in whole:
@@ -140,7 +140,7 @@ def check_weights(loading: dict[str, Any], model: nn.Module) -> None:
         raise ValueError(f"weights are missing: {missing[0]}{_and_more(len(missing))}{advice}")
     if errors := list(loading.get("error_msgs") or ()):
         raise ValueError(f"the weights cannot be read: {str(errors[0]).strip().splitlines()[0]}")
-    # Other parts of a checkpoint, such as a vision tower, are left out on purpose; within the layers nothing is.
+    # Other parts of a checkpoint, such as an image encoder, are left out on purpose; within the layers, nothing may be.
     layers = {re.split(r"\.\d+\.", name)[0] for name, _ in model.named_parameters() if re.search(r"\.\d+\.", name)}
     unused = sorted(k for k in loading.get("unexpected_keys") or () if re.split(r"\.\d+\.", k)[0] in layers)
     if unused:

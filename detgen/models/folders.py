@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 
 from detgen.errors import DEMO, EngineError
 
-# Files of which a model is made, by their endings; `.py` only where its code is trusted.
+# Files of a model by their endings; `.py` only if its code is trusted.
 SUFFIXES = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
 
-# Models that detgen ships, by the names that `--target` has for them; a folder of such a name is given as `./NAME`.
+# Models that detgen ships, by their names for `--target`; a folder of such a name is given as `./NAME`.
 EMBEDDED = {"demo-thinking": DEMO / "thinking"}
 
 _HUB_NAME = re.compile(r"(?!.*(?:--|\.\.))(?!.*\.git$)(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]{0,94}\w)?", re.ASCII)
 _LARGEST_TEXT = 256 << 20  # bytes of a file that is not weights; vocabularies have some tens of millions
 _LARGEST_HEADER = 100 << 20  # bytes, as in the safetensors library
-_LARGEST = 2**31 - 1  # of any count: what fits the int32 of kernels
-_MOST_LAYERS = 10_000  # where the number of tensors is not known
+_LARGEST = 2**31 - 1  # of any count: fits the int32 of kernels
+_MOST_LAYERS = 10_000  # if the number of tensors is unknown
 _MOST_EXPERTS = 4096
 _MOST_LABELS = 1_000_000  # of a classifier; transformers makes names for all of them
 _COUNTS = re.compile(
@@ -119,7 +119,7 @@ def check_folder(folder: Path, name: str, *, trusted: bool) -> Stored:
 
     Args:
         folder: the folder.
-        name: what messages call it.
+        name: its name in messages.
         trusted: whether code in it may run.
 
     Raises:
@@ -141,7 +141,7 @@ class WrongFileError(Exception):
     """A file is wrong; the message begins with its name."""
 
 
-class _NoConfig(Exception):  # noqa: N818 (no error of the folder's, just no model)
+class _NoConfig(Exception):  # noqa: N818 (not an error of the folder, just no model)
     """The folder has no config.json."""
 
 
@@ -222,7 +222,7 @@ def shown(value: object) -> str:
 
 
 def _nested(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each setting, those of the objects in it, too."""
+    """Yield each setting, including those of nested objects."""
     for key, value in settings.items():
         yield key, value
         if isinstance(value, dict):
@@ -265,9 +265,9 @@ def _check_counts(config: dict[str, Any], most_layers: int) -> None:
         if value is None or not _COUNTS.fullmatch(key) or isinstance(value, list | dict):
             continue
         if key == "sliding_window" and value == 0 and config.get("use_sliding_window") is False:
-            continue  # as transformers writes it for models that could have one
+            continue  # transformers writes this for models that could have one
         if value == 0 and "expert" in key and config["model_type"] == "granitemoehybrid":
-            continue  # it has none then
+            continue  # there are no experts then
         if type(value) is not int or not 1 <= value <= _LARGEST:
             raise WrongFileError(
                 f"config.json: {key} must be a whole number from 1 to {_LARGEST:,}, got {shown(value)}"

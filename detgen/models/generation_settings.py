@@ -8,7 +8,7 @@ from typing import Any
 from detgen.models.folders import object_of, shown
 from detgen.params import PARAMETERS, SamplingParams
 
-# Each with the value that changes nothing, and the parameter that does the same, if there is one.
+# Each with the value that changes nothing, and the parameter of the same meaning, if there is one.
 _SETTINGS: dict[str, tuple[Any, str | None]] = {
     "repetition_penalty": (1, "repetition_penalty"),
     "min_new_tokens": (0, "min_tokens"),

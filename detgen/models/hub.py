@@ -16,11 +16,11 @@ from detgen.errors import EngineError
 from detgen.models.folders import SUFFIXES
 from detgen.progress import Observer, Progress
 
-_PATIENCE = 8.0  # seconds for the hub to say what a name stands for; a download may take any time
+_PATIENCE = 8.0  # seconds for the hub to resolve a name; downloads are not limited
 _WEIGHTS = re.compile(r"model.*\.safetensors|pytorch_model.*\.bin")
 _T = TypeVar("_T")
 
-_found: dict[tuple[str, bool], Path] = {}  # by name, and whether its code is wanted too
+_found: dict[tuple[str, bool], Path] = {}  # by name, and whether its code is wanted
 
 
 def fetched(name: str, observer: Observer, *, trusted: bool) -> Path:

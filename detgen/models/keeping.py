@@ -6,7 +6,7 @@ is prepared, kept or not (`detgen/runner/comparing.py`). Nothing is kept for mod
 transformers itself has to load, GGUF files that need no answers from it (`detgen/models/gguf/plain.py`), or where the
 user's cache cannot be written.
 
-The facts about the embedded models are shipped beside them, so that not even their first run asks. They come from the
+The facts about the embedded models are shipped with them, so that not even their first run asks. They come from the
 library versions of the release, whatever is installed: the models belong to the release, too. A test compares them with
 today's answers (`tests/tools/test_keep_demo_models.py`).
 """
@@ -37,11 +37,11 @@ from detgen.machine import user_cache
 from detgen.models.own_forward import Depth, Layout, OwnForward
 
 _PACKAGES = ("transformers", "torch", "tokenizers", "gguf", "numpy", "ml_dtypes")
-_MOST = 32  # models that are kept, the ones written last
+_MOST = 32  # number of models to keep, those written last
 _DIGEST = hashlib.sha256().digest_size
 _FACTS = "facts"
-# Embedded models of which it is shipped what was told, each in its own role, and the settings for which it is: number
-# format, quantization, adapter.
+# Embedded models with shipped facts, each in its own role, and the settings that the facts are for: number format,
+# quantization, adapter.
 _SHIPPED, _USUAL = ("target", "draft"), ("auto", "none", None)
 
 
@@ -123,7 +123,7 @@ class Place:
         facts = repr((versions, os.path.realpath(path), *asked)).encode()
         self._path: Path | None = None
         self._shipped = shipped(path, *asked)
-        with suppress(RuntimeError):  # there is no home
+        with suppress(RuntimeError):  # there is no home directory
             self._path = None if versions is None else user_cache() / "models" / hashlib.sha256(facts).hexdigest()
 
     def read(self) -> Kept | None:
@@ -155,7 +155,7 @@ def _versions() -> tuple[object, ...] | None:
         versions = [version(package) for package in _PACKAGES]
     except PackageNotFoundError:
         return None
-    if any("dev" in one for one in versions):  # one version, many contents
+    if any("dev" in one for one in versions):  # one version number, many contents
         return None
     code, root = hashlib.sha256(), Path(detgen.__file__).parent
     for part in ("models", "runner", "kernels", "program", "thinking"):

@@ -23,7 +23,7 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.")
 _TABLE = re.compile(r"\b(embed_tokens|embed_in|wte|word_embeddings)\.weight$")
 _NOT_QUANTIZED = re.compile(r"embed_(tokens|in|positions)|word_embeddings|wte|wpe|norm|\bln_|bias$")
 
-_WITHOUT_KEYS = ("linear_attention", "conv", "mamba", "moe", "mlp")  # kinds of layers
+_WITHOUT_KEYS = ("linear_attention", "conv", "mamba", "moe", "mlp")  # kinds of layers without keys
 
 
 class Tried(NamedTuple):
@@ -89,7 +89,7 @@ def known_models(names: list[str]) -> Iterator[Known]:
 
 
 def known(name: str, place: Path | None = None) -> Known:
-    """Return what the files of a model say.
+    """Return what the files of a model say about it.
 
     Args:
         name: name of the model.
@@ -130,7 +130,7 @@ def _folder(name: str, place: Path) -> Known:
     if "quantization_config" not in settings:
         linear = sum(count for tensor, count in counts if _is_linear(tensor))
         plain = sum(count for _, count in counts) - linear
-        # A head that is the embedding is one with it, unless it is quantized, which the embedding is not.
+        # A head tied to the embedding is the same weight, unless it is quantized, which the embedding never is.
         head = 0 if any(_HEAD.search(t.name) for t in tensors) else sum(c for t, c in counts if _TABLE.search(t.name))
         for kind, bits in _BITS.items():
             weights[kind] = round((linear * bits + (plain * bits if bits >= 16 else head * bits + plain * 32)) / 8)
@@ -205,10 +205,10 @@ def _with_keys(settings: Mapping[str, Any]) -> int | None:
     if isinstance(kinds, list):
         return sum(kind not in _WITHOUT_KEYS for kind in kinds) - _number(settings, "num_kv_shared_layers")
     layers = _number(settings, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    layers -= sum(i < layers for i in settings.get("cross_attention_layers") or ())  # Llama 3.2's, which see images
+    layers -= sum(i < layers for i in settings.get("cross_attention_layers") or ())  # Llama 3.2's, for images
     every = _number(settings, "full_attention_interval")
     if str(settings.get("model_type")).startswith(("qwen3_next", "qwen3_5")):
-        every = every or 4  # as transformers has it
+        every = every or 4  # transformers' default
     return layers // (every or 1) if layers else None
 
 

@@ -1,5 +1,5 @@
-"""Parts that only Gemma 3n and 4 have: vectors of the token for each layer, described and turned into steps; experts
-beside a feed-forward.
+"""Describes and builds parts that only Gemma 3n and 4 have: vectors that tokens give to each layer, and experts
+parallel to a feed-forward.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def layer_input_of(of: Description, layer: Any, index: int) -> LayerInput | None
 
 
 def beside_of(of: Description, layer: Any, experts: Experts) -> Beside:
-    """Describe a mixture beside a layer's feed-forward."""
+    """Describe a mixture parallel to a layer's feed-forward."""
     before = of.given_norm(layer.pre_feedforward_layernorm_2)
     after = of.given_norm(layer.post_feedforward_layernorm_1), of.given_norm(layer.post_feedforward_layernorm_2)
     return Beside(experts, before, after)

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 Role = Literal["target", "draft"]
 
-# Forms of linear layers that round their inputs to bf16, by the number format that asks for them.
+# Forms of linear layers that round their inputs to bf16, by the number format that stands for them.
 PAIRED_FORMS: dict[DTypeName, Form] = {"bfloat16": "pairs", "bfloat16-tc25": "tc25", "bfloat16-tc24": "tc24"}
 HALVES: dict[DTypeName, np.dtype[Any]] = {**dict.fromkeys(PAIRED_FORMS, BFLOAT16), "float16": FLOAT16}
 DTYPES: dict[DTypeName, np.dtype[Any]] = {"float32": FLOAT32, **HALVES}
-# Quantizations by the native pass, and about how many bits a weight takes then.
+# Quantizations of the native pass, and their approximate bits per weight.
 FORMS: dict[QuantName, Form] = {"q8": "q8", "q4": "q4", "q4_k": "q4_k"}
 _BITS = {"q8": 8.5, "q4": 4.5, "q4_k": 4.5}
 
@@ -103,12 +103,12 @@ class LoadedModel:
 
     @property
     def packed_form(self) -> Form:
-        """Of linear layers, as `panels` takes it: pairs of bf16 if that format was asked for."""
+        """Form of linear layers for `panels`: pairs of bf16 if that format was asked for."""
         return PAIRED_FORMS.get(self.dtype, self.form) if self.form == "none" else self.form
 
     @property
     def packed_bytes(self) -> int:
-        """About the bytes that its weights take once packed."""
+        """Approximate bytes of its weights once packed."""
         few = _BITS.get(self.form, 0) / 8
 
         def each(p: nn.Parameter) -> float:
@@ -143,17 +143,17 @@ def kept_model(
     reading: Callable[[Any, Kept], Read | None],
     load_tokenizer: Callable[[], Any],
 ) -> LoadedModel | None:
-    """A model as it is kept, if these are its files.
+    """Return a model from what was kept; None if nothing is kept for these files.
 
     Args:
-        at: the place where it is kept.
+        at: place where it is kept.
         path: folder or file of the model.
         name: its name in messages.
         dtype: number format that is asked for.
         form: form in which the native pass keeps linear layers.
         observer: receives progress.
-        reading: gives what reads its weights, if that can be done.
-        load_tokenizer: loads transformers' own tokenizer, if that is asked for something.
+        reading: returns the reader of its weights; None if that is impossible.
+        load_tokenizer: loads transformers' own tokenizer, when something else is asked of it.
 
     Raises:
         EngineError: if its files cannot be read.
@@ -197,7 +197,7 @@ def torch_for(name: str, observer: Observer) -> None:
     """Import PyTorch, which takes seconds, to load the model of that name."""
     observer.stage("loading PyTorch")
     import_torch()
-    use_threads(None)  # which it is to have, too
+    use_threads(None)  # also for PyTorch
     observer.stage(f"loading {name}")
 
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# Number formats of checkpoints whose weights are kept in 16 bits.
+# Number formats of checkpoints whose weights stay in 16 bits.
 _STORED = {frozenset({"BF16"}): BFLOAT16, frozenset({"F16"}): FLOAT16}
 
 
@@ -171,7 +171,7 @@ def load_model(
         elif auto_class(config) is not AutoModelForCausalLM:
             raise ValueError("this is a multimodal model, and its text part, which alone is read, is not found in it")
         else:
-            # Weights of another shape are let through to be named, and refused, by `check_weights`.
+            # Weights of another shape pass here, so that `check_weights` can name and refuse them.
             checks = {"output_loading_info": True, "ignore_mismatched_sizes": True}
             model, loading = AutoModelForCausalLM.from_pretrained(
                 folder, config=config, trust_remote_code=trusted, dtype=torch_dtype(chosen), **checks

@@ -1,4 +1,4 @@
-"""Mixers of Mamba-2 and of the first Mamba, in all families that have them: descriptions and steps."""
+"""Describes and builds mixers of Mamba-2 and of the first Mamba, in all families that have them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def mamba_shape(net: Any) -> StateShape:
-    """What a mixer keeps of a sequence."""
+    """Return what a mixer keeps of a sequence."""
     return StateShape(
         channels=net.conv_dim,
         taps=net.conv_kernel_size,
@@ -36,7 +36,7 @@ def mamba_shape(net: Any) -> StateShape:
 
 
 def mamba(of: Description, net: Any) -> Mamba:
-    """The description of a transformers module; errors as `delta_net`."""
+    """Describe a transformers module; arguments and errors as for `delta_net`."""
     shape = mamba_shape(net)
     factors = getattr(of.config, "ssm_multipliers", None) or [1.0] * 5  # of gates, values, keys, queries and steps
     keys, values = shape.key_heads * shape.size, shape.heads * shape.values
@@ -72,7 +72,7 @@ def mamba(of: Description, net: Any) -> Mamba:
 
 
 def _grouped_norm(of: Description, net: Any) -> tuple[Norm | None, bool]:
-    """Return the norm of its results, by groups, and whether it comes before the gate."""
+    """Return the norm of a mixer's results, by groups, and whether it comes before the gate."""
     norm = net.norm
     if is_torch(norm, "Identity"):
         return None, False
@@ -87,7 +87,7 @@ def _grouped_norm(of: Description, net: Any) -> tuple[Norm | None, bool]:
 
 
 class MambaSteps:
-    """A Mamba-2 mixer, as steps take it; attributes as for `AttentionSteps`."""
+    """Builds the steps of a Mamba-2 mixer; attributes as for `AttentionSteps`."""
 
     name, ends = "mamba", "out_proj"
 
@@ -104,7 +104,7 @@ class MambaSteps:
         self.out, self.factor = joint([net.out], form, keep), net.out.factor
 
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
-        """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
+        """Append its steps; return the buffer of its results, in the last layer for the wanted rows."""
         assert where.states is not None, "there is room for them"
         shape, states = self._shape, where.states
         mixed, decay = Buffer("mixed", shape.channels), Buffer("decay", shape.heads)
@@ -144,7 +144,7 @@ class MambaSteps:
 
 
 def selective_shape(net: Any) -> StateShape:
-    """What a mixer keeps of a sequence."""
+    """Return what a mixer keeps of a sequence."""
     width = net.intermediate_size
     return StateShape(
         channels=width,
@@ -158,7 +158,7 @@ def selective_shape(net: Any) -> StateShape:
 
 
 def selective_mamba(of: Description, net: Any) -> SelectiveMamba:
-    """The description of a transformers module; errors as `delta_net`."""
+    """Describe a transformers module; arguments and errors as for `delta_net`."""
     shape, rank = selective_shape(net), net.time_step_rank
     if net.activation not in ("silu", "swish"):
         raise UnknownError("a Mamba mixer with another activation")
@@ -184,7 +184,7 @@ def selective_mamba(of: Description, net: Any) -> SelectiveMamba:
 
 
 def _norm(of: Description, norm: Any, size: int) -> Norm | None:
-    """A norm of so many entries; that of Falcon Mamba has no weights."""
+    """Describe a norm of `size` entries; Falcon Mamba's has no weights."""
     if norm is None:
         return None
     if is_parameter(norm.weight):
@@ -193,7 +193,7 @@ def _norm(of: Description, norm: Any, size: int) -> Norm | None:
 
 
 class SelectiveMambaSteps:
-    """A mixer of the first Mamba, as steps take it; attributes as for `AttentionSteps`."""
+    """Builds the steps of a mixer of the first Mamba; attributes as for `AttentionSteps`."""
 
     name, ends = "mamba", "out_proj"
 
@@ -208,7 +208,7 @@ class SelectiveMambaSteps:
         self.out, self.factor = joint([net.out], form, keep), net.out.factor
 
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
-        """Append its steps; the buffer of its results, in the last layer those of the wanted rows."""
+        """Append its steps; return the buffer of its results, in the last layer for the wanted rows."""
         assert where.states is not None, "there is room for them"
         shape, states = self._shape, where.states
         mixed, times, scanned = (Buffer(of, shape.values) for of in ("mixed", "times", "scanned"))

@@ -230,7 +230,7 @@ def _of(module: Any, name: str) -> Callable[..., torch.Tensor]:
     return found
 
 
-# By class of module.
+# By class of the module.
 KINDS: dict[str, Callable[[Any], Heads]] = {
     "BloomAttention": _bloom,
     "MptAttention": _mpt,
@@ -253,7 +253,7 @@ def asking_modules(model: Any, note: Note) -> Iterator[None]:
         yield
         return
     try:
-        model.config._attn_implementation = ASKING  # for the masks; the modules do not look at it
+        model.config._attn_implementation = ASKING  # for the masks; the modules do not use this setting
         for module in own:
             module.forward = partial(_asked, module, model.config, note)
         yield

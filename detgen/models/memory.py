@@ -16,9 +16,9 @@ from detgen.errors import EngineError
 from detgen.machine import Device
 from detgen.program.arrays import Array, torch_dtype
 
-_SHARE = 0.4  # of the free memory, unless the user says how much
-# A machine need not have room for all of a mapping, nor for a copy of it beside a copy of the process. Python names the
-# flag from 3.13 on.
+_SHARE = 0.4  # of the free memory, unless the user gives a size
+# A machine need not have room for all of a mapping, nor for a copy of it together with a copy of the process. Python
+# names the flag from 3.13 on.
 _KNOWN = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 _LAZY = getattr(mmap, "MAP_NORESERVE", 0x4000 if _KNOWN else 0)
 _OURS = getattr(mmap, "MADV_DONTFORK", None)
@@ -95,10 +95,10 @@ def free_memory(device: Device, mebibytes: int = 0) -> int:
 
 
 def room_beside(device: Device, reserved: int) -> int:
-    """Return the bytes that are free beside a KV cache that may grow to `reserved` bytes."""
+    """Return the free bytes in addition to a KV cache that may grow to `reserved` bytes."""
     if device.type == "cuda":
-        return _free(device)  # it has taken them
-    left = _left()  # which it has taken
+        return _free(device)  # the cache has taken its bytes already
+    left = _left()  # without what the cache has taken
     beside = _free(device) - reserved
     return beside if left is None else min(beside, left)
 
@@ -108,6 +108,6 @@ def _free(device: Device) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info(str(device))[0])
-    import psutil  # which machines lent for a GPU may lack
+    import psutil  # machines with a GPU may lack it
 
     return int(psutil.virtual_memory().available)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from detgen.models.description import Description
 
-_LEAST_SUM = 1e-12  # lower bound of sums that divide weights: Ernie's, which no sum comes near
+_LEAST_SUM = 1e-12  # lower bound of sums that divide weights: Ernie's, far below any sum
 
 
 class Mixture(NamedTuple):
@@ -30,7 +30,7 @@ class Mixture(NamedTuple):
         logits: its linear layer, unless it is one itself.
         scoring: how scores are computed from logits.
         weighs_inputs: as in `Experts`.
-        shared: a feed-forward for all rows, beside the mixture or in it, if a model has one.
+        shared: a feed-forward for all rows, parallel to the mixture or in it, if a model has one.
         added: as in `Route`.
         normalized: as in `Route`, unless the router says.
         clamped: whether gates, and what they open, are clamped; the experts say to which bounds.
@@ -46,7 +46,7 @@ class Mixture(NamedTuple):
     clamped: bool = False
 
 
-# By class of the mixture, or of a layer that has one beside a feed-forward; gates of experts are joined.
+# By class of the mixture, or of a layer with one parallel to a feed-forward; experts' gates are joined with ups.
 MIXTURES = {
     "MixtralSparseMoeBlock": Mixture(),
     "Qwen2MoeSparseMoeBlock": Mixture(),
@@ -172,7 +172,7 @@ def _routing(of: Description, mlp: Any, router: Any, mixture: Mixture) -> dict[s
     if scoring == Scoring.SIGMOIDS_OF_PICKS:
         return found | {"normalized": False}
     if scoring == Scoring.SPARSE:
-        if router.top_k != 2:  # which it takes all the same
+        if router.top_k != 2:  # it always takes 2
             raise UnknownError("sparse mixing of other than two experts")
         return found | {"normalized": False, "spread": 2.0 * router.router_jitter_noise}
     if hasattr(router, "expert_selection_fn"):  # Cohere 2's

@@ -313,7 +313,7 @@ Mixer: TypeAlias = Attention | DeltaNet | ShortConvolution | Mamba | SelectiveMa
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A mixture of experts beside a feed-forward: the results of both are normed and added.
+    """A mixture of experts parallel to a feed-forward: the results of both are normed and added.
 
     Attributes:
         experts: read the feed-forward's input before its norm.
@@ -413,7 +413,7 @@ class AltUp:
 
 @dataclass(frozen=True, slots=True)
 class Laurel:
-    """A branch beside an attention: two linear layers and a norm, whose results are added to their input.
+    """A branch parallel to an attention: two linear layers and a norm, whose results are added to their input.
 
     Attributes:
         left: the first linear layer.
@@ -437,10 +437,10 @@ class Layer:
         mlp: the feed-forward; None for none.
         residual: multiplies what the mixers and the feed-forward add.
         added_to_normed: whether they add to their normed input.
-        beside: experts beside the feed-forward; None for none.
+        beside: experts parallel to the feed-forward; None for none.
         input: how it takes its vector of the token; None without such vectors.
         factor: multiplies the results of the layer.
-        laurel: a branch beside the mixers; None for none.
+        laurel: a branch parallel to the mixers; None for none.
         altup: how it reads and changes one of several streams; None for a single one.
     """
 

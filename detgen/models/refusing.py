@@ -36,7 +36,7 @@ def refusing(kind: str) -> Iterator[None]:
             f"its {name} does not run in detgen's passes, which bring no tensor of a mask, no cache and no padding"
             f" (at `{line}`: {type(error).__name__}: {said})"
         )
-        own = isinstance(error, NotImplementedError)  # which detgen raises where it knows the reason
+        own = isinstance(error, NotImplementedError)  # raised by detgen when it knows the reason
         raise EngineError(f"{kind} is not supported: {said if own and said else reason}") from error
 
 

@@ -14,8 +14,8 @@ from detgen.kernels.c.angles import power, powers
 from detgen.program.arrays import array, floats
 from detgen.program.fdlibm import logarithm
 
-_FASTEST = 2.0**17  # a frequency; all that models have are at most 1
-_CLOSE = 4e-7  # of a frequency: transformers' own powers may be off by the last place
+_FASTEST = 2.0**17  # largest frequency; those of known models are at most 1
+_CLOSE = 4e-7  # relative to a frequency: transformers' own powers may be off in the last place
 
 
 class Rotary(NamedTuple):
@@ -54,13 +54,13 @@ def rotary_of(module: Any, kind: str | None = None) -> Rotary | None:
         )
     if type(module).__name__ == "PhimoeRotaryEmbedding" and type_ != "default":
         amplitude = float(settings["short_mscale"])
-    if type_ == "ntk_alpha" and settings.get("rope_type") == "dynamic":  # Hunyuan's, of one length after all
+    if type_ == "ntk_alpha" and settings.get("rope_type") == "dynamic":  # Hunyuan's, which has one length after all
         size, type_ = 2 * len(own), "default"
         base = power(settings["alpha"], size / (size - 2)) * settings["rope_theta"]
         settings = {"rope_theta": base, "rope_type": type_}
     if "rope_theta" not in settings or settings.get("rope_type") != type_:
         return None
-    with np.errstate(all="ignore"):  # what overflows here does so in transformers, or is another embedding
+    with np.errstate(all="ignore"):  # overflows here also occur in transformers, or it is another embedding
         found = frequencies_of(settings, type_, len(own))
     if found is None or not np.allclose(found, own, rtol=_CLOSE, atol=0):
         return None
@@ -90,7 +90,7 @@ def frequencies_of(settings: dict[str, Any], type_: str, n: int) -> np.ndarray |
         found = _yarn(found, base, settings)
     elif type_ == "longrope":  # within the original context, where passes stay
         found = one / (np.array(settings["short_factor"], dtype=np.float32) * (one / found))
-    elif type_ == "proportional":  # the fastest ones of all entries; the others are not rotated
+    elif type_ == "proportional":  # the fastest of all entries; the others are not rotated
         turned = int(settings.get("partial_rotary_factor", 1.0) * n)
         found = np.where(np.arange(n) < turned, found / np.float32(settings.get("factor", 1.0)), np.float32(0))
     elif type_ not in ("default", "dynamic"):
@@ -101,7 +101,7 @@ def frequencies_of(settings: dict[str, Any], type_: str, n: int) -> np.ndarray |
 
 
 def _llama3(found: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
-    """Llama 3.1's: long waves are stretched by a factor, medium ones in part."""
+    """Return Llama 3.1's frequencies: long waves are stretched by a factor, medium ones in part."""
     factor, context = np.float32(settings["factor"]), settings["original_max_position_embeddings"]
     low, high = settings["low_freq_factor"], settings["high_freq_factor"]
     waves = np.float32(2 * math.pi) / found
@@ -112,7 +112,7 @@ def _llama3(found: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
 
 
 def _yarn(found: np.ndarray, base: float, settings: dict[str, Any]) -> np.ndarray:
-    """YaRN's (Peng et al., arXiv 2309.00071): a ramp from the original frequencies to those divided by a factor."""
+    """Return YaRN's (Peng et al., arXiv 2309.00071): a ramp from original frequencies to those divided by a factor."""
     n, context = len(found), settings.get("original_max_position_embeddings")
     if context is None:
         return found

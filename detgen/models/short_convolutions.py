@@ -1,6 +1,6 @@
 """Short convolutions, which replace attention in most layers of LFM2, and what other mixers with states share.
 
-Each kind of mixer is described and turned into steps.
+Describes each kind of mixer, and builds its steps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def taps_of(of: Description, convolution: Any, shape: StateShape) -> tuple[np.nd
 
 
 class Taps:
-    """The convolution itself, as steps take it."""
+    """Builds the step of the convolution itself."""
 
     def __init__(self, weight: np.ndarray, bias: np.ndarray | None, activation: Activation, keep: Keep) -> None:
         self._weight, self._bias = keep(weight), None if bias is None else keep(bias)
@@ -79,7 +79,7 @@ class Taps:
 
 
 class Gates:
-    """Gates of a mixer's results: a linear layer of its input, as steps take it."""
+    """Builds the steps of gates of a mixer's results: a linear layer of its input."""
 
     def __init__(self, linear: Linear, activation: Activation, form: Form, keep: Keep) -> None:
         self._weight, self._factor, self._activation = joint([linear], form, keep), linear.factor, activation
@@ -101,7 +101,7 @@ def wanted_rows(program: Program, x: Buffer, read: Buffer, *, last: bool) -> tup
 
 
 class ShortConvolutionSteps:
-    """A short convolution, as steps take it; attributes as for `AttentionSteps`."""
+    """Builds the steps of a short convolution; attributes as for `AttentionSteps`."""
 
     name, ends = "conv", "out_proj"
 

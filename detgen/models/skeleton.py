@@ -18,8 +18,8 @@ from detgen.program.operands import name_of
 if TYPE_CHECKING:
     from torch import nn
 
-_LARGEST = 1 << 16  # entries of a buffer that is taken along: frequencies, not masks
-# Where a model was loaded from, and by what: this says nothing of it.
+_LARGEST = 1 << 16  # entries of a buffer to keep: frequencies, not masks
+# Settings of a model's origin, which say nothing about the model.
 _ORIGIN = ("name_or_path", "_name_or_path", "transformers_version")
 _UNREAD = "_keys_to_ignore_on_load_unexpected"  # patterns of names, of a transformers model
 
@@ -66,11 +66,11 @@ class Module:
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """Direct submodules, by name."""
+        """Yield direct submodules, by name."""
         yield from ((name, part) for name, part in self._parts[0].items() if part is not None)
 
     def named_modules(self) -> Iterator[tuple[str, Module]]:
-        """Itself and all modules in it, each once, by the paths to them."""
+        """Yield the module itself and all modules in it, each once, by their paths."""
         seen: set[int] = set()
 
         def below(path: str, module: Module) -> Iterator[tuple[str, Module]]:
@@ -83,7 +83,7 @@ class Module:
         yield from below("", self)
 
     def modules(self) -> Iterator[Module]:
-        """The same without paths."""
+        """Yield the same without paths."""
         yield from (module for _, module in self.named_modules())
 
     def _named(self, kind: int, recurse: bool) -> Iterator[tuple[str, Any]]:
@@ -95,19 +95,19 @@ class Module:
                     yield f"{path}.{name}" if path else name, part
 
     def named_parameters(self, *, recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """Its parameters, and those of the modules in it, each once."""
+        """Yield its parameters, and those of the modules in it, each once, by name."""
         yield from self._named(1, recurse)
 
     def parameters(self) -> Iterator[Parameter]:
-        """The same without names."""
+        """Yield the same without names."""
         yield from (part for _, part in self.named_parameters())
 
     def named_buffers(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Its buffers: numbers that are not parameters."""
+        """Yield its buffers: numbers that are not parameters."""
         yield from self._named(2, recurse=True)
 
     def state_dict(self) -> dict[str, Parameter]:
-        """Its parameters by name, as files have them."""
+        """Return its parameters by their names in files."""
         return dict(self.named_parameters())
 
 
@@ -126,13 +126,13 @@ class _Modules(Module):
 
 
 def is_torch(module: Any, name: str) -> bool:
-    """Whether a module, of torch or of a skeleton, is of that class of torch itself."""
+    """Return whether a module, torch's or a skeleton's, is of torch's own class of that name."""
     kind = type(module)
     return kind.__name__ == name and kind.__module__.startswith("torch.nn.")
 
 
 def is_parameter(value: Any) -> bool:
-    """Whether an attribute of a module is a parameter, not a buffer."""
+    """Return whether an attribute of a module is a parameter, not a buffer."""
     return type(value).__name__ == "Parameter"
 
 
@@ -143,7 +143,7 @@ class Settings:
         self.__dict__.update(values)
 
     def get_text_config(self) -> Settings:
-        """Itself: models with configurations of their parts are not taken apart."""
+        """Return itself: models with configurations of their parts have no skeletons."""
         return self
 
 
@@ -156,7 +156,7 @@ def skeleton_of(model: Any) -> dict[str, Any] | None:
     if model.config.get_text_config() is not model.config:
         return None
     parameters: dict[nn.Parameter, int] = {}
-    configs: dict[int, Any] = {}  # by their identity
+    configs: dict[int, Any] = {}  # by identity
     modules = _taken(model, parameters, configs)
     return {
         "modules": modules,
@@ -192,7 +192,7 @@ def _taken(module: nn.Module, parameters: dict[nn.Parameter, int], configs: dict
 def _values(config: Any) -> dict[str, Any]:
     values = {}
     for name in sorted({*config.to_dict(), *getattr(config, "attribute_map", ())}):
-        with suppress(RuntimeError):  # where layers have numbers of their own
+        with suppress(RuntimeError):  # if layers have numbers of their own
             values[name] = getattr(config, name, None)
     return {name: value for name, value in values.items() if _is_plain(value) and name not in _ORIGIN}
 

@@ -19,9 +19,9 @@ from detgen.program.arrays import Array, each
 from detgen.program.operands import Buffer, Into, Weight
 from detgen.program.program import Program
 
-_POSITIONS = 2048  # for which angles are worked out at first
+_POSITIONS = 2048  # number of positions whose angles are computed at first
 
-# Gives what steps read instead of an array that was made for them: where its numbers are kept.
+# Returns the array that steps read, given one made for them: where its numbers are kept.
 Keep: TypeAlias = Callable[[np.ndarray], Array]
 
 
@@ -65,8 +65,8 @@ class Entries(NamedTuple):
 
     Attributes:
         keys: see `Cache`.
-        values: likewise.
-        states: None for a layer that keeps none.
+        values: see `Cache`.
+        states: states of the layer; None if it keeps none.
     """
 
     keys: Array
@@ -75,7 +75,7 @@ class Entries(NamedTuple):
 
 
 class NormParts(NamedTuple):
-    """A norm, as its step takes it; see `steps.Norm`."""
+    """The arguments of a norm's step; see `steps.Norm`."""
 
     vectors: int
     size: int
@@ -86,14 +86,14 @@ class NormParts(NamedTuple):
 
     @classmethod
     def of(cls, norm: Norm, keep: Keep, entries: int | None = None) -> NormParts:
-        """A norm of a row with that many entries, of each head if it is one of heads; without a number, of a row."""
+        """Take a norm of rows of `entries` entries, per head if it is one of heads; None: of whole rows."""
         weight = keep(np.ascontiguousarray(norm.weight))
         bias = None if norm.bias is None else keep(np.ascontiguousarray(norm.bias))
         size = weight.shape[-1]
         return cls(1 if entries is None else entries // size, size, weight, bias, norm.epsilon, norm.centred)
 
     def step(self, name: str, x: Buffer, to: Into, *, at: int = 0, wanted: bool = False) -> steps.Norm:
-        """The step."""
+        """Return the norm's step."""
         return steps.Norm(name=name, wanted=wanted, x=x, to=to, at=at, own=self.weight.ndim == 2, **self._asdict())
 
 
@@ -112,7 +112,7 @@ class Branch(NamedTuple):
 
     @property
     def before(self) -> Buffer:
-        """Takes results that go through something else first."""
+        """Buffer for results that go through something else first."""
         return Buffer("branch", self.into.buffer.width)
 
     def add(self, program: Program, name: str, weight: Weight, x: Buffer) -> None:
@@ -124,7 +124,7 @@ class Branch(NamedTuple):
 
 
 def joint(linears: list[Linear], form: Form, keep: Keep, *, gated: bool = False) -> Weight:
-    """Linear layers that read the same input, as one: behind each other, or a gate and what it opens in pairs.
+    """Join linear layers that read the same input: one after the other, or a gate and what it opens in pairs.
 
     The form is as in `panels`.
     """
@@ -133,9 +133,9 @@ def joint(linears: list[Linear], form: Form, keep: Keep, *, gated: bool = False)
 
 
 def side_by_side(linears: list[Linear], form: Form, keep: Keep) -> list[tuple[int, Weight, float]]:
-    """Linear layers that read the same input and write one row; where the results of each begin there, and its factor.
+    """Join linear layers that read the same input and write one row; return each with its first entry and its factor.
 
-    Those that follow each other and are stored in the same way are one; for `form` see `joint`.
+    Adjacent layers that are stored in the same way become one; for `form` see `joint`.
     """
     found, at = [], 0
     for (_, factor), some in groupby(linears, lambda one: (kind(one.weight), one.factor)):
@@ -152,12 +152,12 @@ def kept(weight: Weight, keep: Keep) -> Weight:
 
 
 def wanted_of(x: Buffer) -> Buffer:
-    """Takes the wanted rows of a buffer."""
+    """Return the buffer for the wanted rows of a buffer."""
     return Buffer(f"wanted {x.name}", x.width)
 
 
 def taken(program: Program, name: str, x: Buffer) -> Buffer:
-    """Append what takes the wanted rows."""
+    """Append the step that takes the wanted rows; return their buffer."""
     to = wanted_of(x)
     program.add(steps.Take(name=name, x=x, to=to))
     return to

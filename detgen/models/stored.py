@@ -32,10 +32,10 @@ _KINDS = NAMED | {name: Kind(name, 1, 1) for name in ("U8", "I8")}
 
 
 class Read(Protocol):
-    """Gives weights."""
+    """Reads weights."""
 
     def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
-        """The weight of a parameter, or some consecutive rows of it."""
+        """Return the weight of a parameter, or some consecutive rows of it."""
 
 
 def held(parameter: Any, rows: slice = ALL) -> np.ndarray:
@@ -51,7 +51,7 @@ def whole(weight: Weight) -> np.ndarray:
 
 
 def turned(module: nn.Module) -> bool:
-    """Whether a module has transposed weights, [..., inputs, outputs]: GPT-2's, and experts of some families."""
+    """Return whether a module has transposed weights, [..., inputs, outputs]: GPT-2's, and experts of some families."""
     return type(module).__name__ in ("Conv1D", "Llama4TextExperts") or bool(getattr(module, "is_transposed", False))
 
 
@@ -62,25 +62,25 @@ def taken(module: nn.Module, weight: Weight) -> torch.Tensor:
 
 
 class Lying(Protocol):
-    """Where a weight lies."""
+    """The place of a weight."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As it is stored."""
+        """Shape as stored."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """In which it can be read whole."""
+        """Number format in which it can be read whole."""
         ...
 
     def read(self, rows: slice = ALL) -> Weight:
-        """The weight, or some consecutive rows of it."""
+        """Return the weight, or some consecutive rows of it."""
         ...
 
 
 class Place(NamedTuple):
-    """Where a weight lies in a file.
+    """The place of a weight in a file.
 
     Attributes:
         path: path of the file.
@@ -104,12 +104,12 @@ class Place(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """In which it can be read whole."""
+        """Number format in which it can be read whole."""
         found: np.dtype[Any] = _PLAIN.get(self.kind, FLOAT32)
         return found
 
     def read(self, rows: slice = ALL) -> Weight:
-        """The weight, or some consecutive rows of it.
+        """Return the weight, or some consecutive rows of it.
 
         Raises:
             EngineError: if the file has been truncated, or a scale is not finite.
@@ -167,7 +167,7 @@ class Place(NamedTuple):
 
 
 class SideBySide(NamedTuple):
-    """Where weights of experts lie whose parts (gates, and what they multiply) are one tensor for all experts.
+    """The place of experts' weights whose parts (gates, and what they multiply) are one tensor each for all experts.
 
     Attributes:
         parts: [experts, outputs, inputs] each; of biases, [experts, outputs].
@@ -187,7 +187,7 @@ class SideBySide(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """In which it can be read whole."""
+        """Number format in which it can be read whole."""
         return _one_of([part.dtype for part in self.parts])
 
     @property
@@ -196,14 +196,14 @@ class SideBySide(NamedTuple):
         return sum(part.size for part in self.parts)
 
     def read(self, rows: slice = ALL) -> Weight:
-        """The weights of all experts, or of some consecutive ones; errors as `Place.read`."""
+        """Return the weights of all experts, or of some consecutive ones; errors as for `Place.read`."""
         parts = [part.read(rows) for part in self.parts]
         weight = in_turns(parts) if self.in_turns else cat(parts, dim=1)
         return weight.swapaxes(1, 2) if self.turned and isinstance(weight, np.ndarray) else weight
 
 
 class Below(NamedTuple):
-    """Where a weight lies whose rows are several tensors.
+    """The place of a weight whose rows are in several tensors.
 
     Attributes:
         parts: [outputs, inputs] each.
@@ -220,7 +220,7 @@ class Below(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """In which it can be read whole."""
+        """Number format in which it can be read whole."""
         return _one_of([part.dtype for part in self.parts])
 
     @property
@@ -229,7 +229,7 @@ class Below(NamedTuple):
         return sum(part.size for part in self.parts)
 
     def read(self, rows: slice = ALL) -> Weight:
-        """The weight, or some consecutive rows of it; errors as `Place.read`."""
+        """Return the weight, or some consecutive rows of it; errors as for `Place.read`."""
         weight = cat([part.read() for part in self.parts], dim=0)
         found = rows_of(weight, rows if self.order is None else self.order[rows])
         assert isinstance(found, Weight), "that of arrays"
@@ -237,7 +237,7 @@ class Below(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Where a weight lies that turns what is kept of a token into keys and values, head by head.
+    """The place of a weight that turns the short vector of a token into keys and values, head by head.
 
     Attributes:
         parts: keys, [heads, inputs, outputs], as queries take them, and values, [heads, outputs, inputs].
@@ -253,7 +253,7 @@ class Heads(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """In which it can be read whole."""
+        """Number format in which it can be read whole."""
         return _one_of([part.dtype for part in self.parts])
 
     @property
@@ -269,7 +269,7 @@ class Heads(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Where the weights of experts lie: part after part for each expert, expert after expert.
+    """The places of experts' weights: part after part for each expert, expert after expert.
 
     Attributes:
         parts: parts of each expert, all of the same shapes.
@@ -295,11 +295,11 @@ class Stack(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """In which they can be read: theirs if all have one."""
+        """Number format in which they can be read: their own if all have the same."""
         return _one_of([part.dtype for expert in self.parts for part in expert])
 
     def read(self, rows: slice = ALL) -> np.ndarray:
-        """The weights of all experts, or of some consecutive ones; errors as `Place.read`."""
+        """Return the weights of all experts, or of some consecutive ones; errors as for `Place.read`."""
         experts = self.parts[rows]
         made = np.empty((len(experts), *self.shape[1:]), self.dtype)
         for expert, to in zip(experts, made, strict=True):
@@ -335,7 +335,7 @@ class Reader:
         )
 
     def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
-        """The weight of a parameter, or some consecutive rows of it."""
+        """Return the weight of a parameter, or some consecutive rows of it."""
         place = self._places[parameter]
         weight = place.read(rows)
         if self._dtype is None or isinstance(weight, Quantized) or not _is_plain(place):
@@ -350,7 +350,7 @@ def _one_of(kinds: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
 
 
 def _is_plain(place: Lying) -> bool:
-    """Whether a file has the numbers themselves, unquantized."""
+    """Return whether a file has the numbers themselves, unquantized."""
     parts = [part for expert in place.parts for part in expert] if isinstance(place, Stack) else [place]
     return all(isinstance(part, Place | SideBySide | Below | Heads) for part in parts)
 
@@ -395,5 +395,5 @@ def without_weights(config: Any, dtype: np.dtype[Any]) -> PreTrainedModel:
     for buffer in model.buffers():
         if buffer.is_floating_point() and not buffer.ndim:
             buffer.data = buffer.data.to(torch_dtype(dtype))
-    model.tie_weights()  # which making them empty undoes
+    model.tie_weights()  # which making the parameters empty undoes
     return model

@@ -61,7 +61,7 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
                     module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
                     hooks.callback(_restore, own, module, None, None)
                 continue
-            if hasattr(module, "mup_vector"):  # Falcon H1's factors, in the number format of the model
+            if hasattr(module, "mup_vector"):  # Falcon H1's factors, in the model's number format
                 hooks.callback(setattr, module, "mup_vector", module.mup_vector)
                 module.mup_vector = sys.modules[type(module).__module__].compute_mup_vector(model.config)
             if hasattr(module, "correct_output_scale"):  # Gemma 3n's, which is read outside the module's call
@@ -72,11 +72,11 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
             widen: Callable[..., Any] = partial(_widen, own, name, read, form if _has_products(module) else "none")
             if module is embedding or (type(module) is type(embedding) and type(module) is not nn.Embedding):
                 widen = partial(_look_up, own["weight"], read)
-                if own["weight"].device.type == "meta":  # a model may look for the device of ids or embeddings
+                if own["weight"].device.type == "meta":  # models may look at this device to place ids or embeddings
                     module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
                     hooks.callback(_restore, own, module, None, None)
                     after = {"weight": module.weight}
-                if isinstance(module, nn.Embedding):  # which only matters for gradients
+                if isinstance(module, nn.Embedding):  # this only matters for gradients
                     hooks.callback(setattr, module, "padding_idx", module.padding_idx)
                     module.padding_idx = None
             hooks.callback(module.register_forward_pre_hook(widen).remove)

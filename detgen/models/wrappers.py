@@ -1,9 +1,9 @@
-"""Multimodal models, of which only the text part runs: their towers for images and sound are not even read.
+"""Multimodal models, of which only the text part runs: their encoders of images and sound, the towers, are not read.
 
 Such a model is a wrapper with a language model inside. It runs by the wrapper's own class, so that positions, masks and
-names of weights are what transformers makes of them; without an image its towers have no effect. Gemma 3n and 4 run by
-the class that transformers has for their text part: it cannot make the wrapper of one without timm, and those of the
-other look at an embedding, which has no numbers before it is read.
+names of weights are transformers' own; without an image the towers have no effect. Gemma 3n and 4 run by the class of
+their text part: transformers cannot make the wrapper of the one without timm, and the wrappers of the other look at an
+embedding, which has no numbers before it is read.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PATH = "model.language_model"
-_PATHS = (_PATH, "model.text_model")  # the latter of Idefics and SmolVLM
+_PATHS = (_PATH, "model.text_model")  # the latter for Idefics and SmolVLM
 # Classes of text parts, which read multimodal checkpoints as well.
 _TEXT_PARTS = (
     *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
     *("Gemma3nForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
 )
-_BY_TEXT_PART = ("gemma3n", "gemma4", "gemma4_unified")  # kinds of models that run by the class of that
+_BY_TEXT_PART = ("gemma3n", "gemma4", "gemma4_unified")  # kinds of models that run by the class of their text part
 _BESIDE = re.compile(  # in these, and in Llama 3.2's
     r"(model\.)?(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|vision_model|multi_modal_projector)\."
 )
@@ -42,7 +42,7 @@ def settings_of_text(config: Any) -> Any:
     if config.model_type not in _BY_TEXT_PART:
         return config
     text = config.get_text_config()
-    for name in ("quantization_config", "eos_token_id"):  # which stand beside it
+    for name in ("quantization_config", "eos_token_id"):  # these settings are outside of it
         if getattr(config, name, None) is not None:
             setattr(text, name, getattr(config, name))
     return text
@@ -58,12 +58,12 @@ def language_model(model: nn.Module) -> str | None:
 
 
 def is_read_here_alone(model: PreTrainedModel) -> bool:
-    """Whether a model is a wrapper that transformers does not load as a decoder."""
+    """Return whether a model is a wrapper that transformers does not load as a decoder."""
     return language_model(model) is not None and "CausalLM" not in auto_class(model.config).__name__
 
 
 def without_towers(model: PreTrainedModel) -> set[str]:
-    """Remove everything beside the language model, in place; return the names of the removed tensors."""
+    """Remove everything but the language model, in place; return the names of the removed tensors."""
     path = language_model(model)
     if type(model).__name__ == "MllamaForCausalLM":
         _without_crossing(model)
@@ -76,7 +76,7 @@ def without_towers(model: PreTrainedModel) -> set[str]:
     for name, module in list(model.model.named_children()):
         if f"model.{name}" != path and next(module.parameters(), None) is not None:
             tower: Any = nn.Module()
-            tower.device = torch.device("cpu")  # where Qwen2-Audio takes its ids, too
+            tower.device = torch.device("cpu")  # Qwen2-Audio moves its ids to this device
             setattr(model.model, name, tower)
     for name, _ in list(model.model.named_parameters(recurse=False)):  # of images
         setattr(model.model, name, None)
@@ -117,7 +117,7 @@ def renaming(model: PreTrainedModel) -> Callable[[str], str]:
 
 
 def is_made(model: PreTrainedModel, name: str) -> bool:
-    """Whether transformers makes the parameter of that name from several tensors in files."""
+    """Return whether transformers makes the parameter of that name from several tensors in files."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 

@@ -1,8 +1,7 @@
 """An engine made of workers: distributes requests, and runs those of a worker that died again.
 
 For a run it is an engine like any other: requests in, completions out. It holds the requests that workers have, and
-    some
-of the next ones.
+some of the next ones.
 """
 
 from __future__ import annotations
