@@ -15,9 +15,9 @@ _THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _CALL, _CALLED = "<tool_call>", "</tool_call>"  # Hermes, Qwen
 _PYTHON = "<|python_tag|>"  # Llama 3
 _CALLS, _ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"  # Mistral
-NAME = r"[\w.-]+"  # of a tool, where it stands before the arguments
+NAME = r"[\w.-]+"  # name of a tool that precedes its arguments
 _NAMED = re.compile(rf"\s*({NAME})(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*")
-# A mark that is a special token is not in a decoded text unless it is asked for.
+# A mark that is a special token is missing from decoded text unless it is asked for.
 MARKS = frozenset({*(mark for pair in _THOUGHTS for mark in pair), _CALL, _CALLED, _PYTHON, _CALLS, _ARGUMENTS})
 MARKS |= {"[CALL_ID]"}
 

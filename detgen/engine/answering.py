@@ -13,8 +13,8 @@ from detgen.engine.sequence import Sequence
 from detgen.engine.tools import functions
 from detgen.params import GUIDES
 
-_TAIL = 16  # tokens of a prompt in which a mark at its end lies, with white space behind it
-_REASONING = ("reasoning_content", "reasoning", "thinking")  # what response templates call it
+_TAIL = 16  # last tokens of a prompt that may contain a mark at its end, followed by white space
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # names in response templates
 
 
 class Answering:
@@ -32,7 +32,7 @@ class Answering:
         self._parse: Callable[..., Any] | None = None
         if getattr(tokenizer, "response_template", None) is not None:
             self._parse = Bounded(self._parsed)  # a stranger's regular expressions
-            _ = tokenizer.parse_response  # of a kept tokenizer, loads transformers' own outside of the bounds of a call
+            _ = tokenizer.parse_response  # a kept tokenizer loads transformers' own here, outside of a call's bounds
 
     def answer(self, seq: Sequence) -> Answer | None:
         """Return the parts of a finished sequence's answer; None if it is not a chat or has no parts."""

@@ -28,7 +28,7 @@ CHARACTERS = 1 << 26  # of a text; more than any context holds
 _MEMORY = 2 << 30  # bytes in addition to those of the process
 _PATIENCE = 30  # times the bound of processor time; a busy machine may give a process little of it
 _ATTEMPTS = 3  # the copy may just have ended when a call comes
-_IDLE = 1.0  # seconds without a call after which the copy ends: as long as it lives, changed memory is held twice
+_IDLE = 1.0  # seconds without a call until the copy ends: while it lives, changed memory is held twice
 _SIZE = struct.Struct("<q")
 _GOOD, _FAILED, _TOO_MUCH = b"+", b"-", b"!"  # how an answer begins
 
@@ -117,11 +117,11 @@ class Bounded(Generic[_Result]):
         try:
             _send(self._to, call)
             if not select.select([self._from], [], [], _PATIENCE * self._seconds)[0]:
-                os.kill(self._child, signal.SIGPROF)  # as if it had used up its time: it is stuck without using any
+                os.kill(self._child, signal.SIGPROF)  # as if its time were used up: it is stuck without using any
             received = _receive(self._from)
         except OSError:
             received = None
-        except BaseException:  # an interruption: an answer that comes later would be taken for that of the next call
+        except BaseException:  # an interruption: a late answer would be taken for that of the next call
             os.kill(self._child, signal.SIGKILL)
             self._end()
             raise
@@ -134,19 +134,19 @@ class Bounded(Generic[_Result]):
         return _TOO_MUCH if killed else _FAILED + f"it broke down ({f'signal {-code}' if code < 0 else code})".encode()
 
     def _too_much(self) -> str:
-        # One text for both bounds: which of the two is met first may depend on the machine.
+        # The same text for both bounds, since it may depend on the machine which is met first.
         return f"it takes more than {self._seconds:g} seconds or {_MEMORY >> 30} GiB of memory"
 
     def _start(self) -> None:
         files: list[int] = []
-        # Otherwise the tokenizers library says on standard error that it saw a copy being made.
+        # Otherwise the tokenizers library warns on standard error that the process was forked.
         former = os.environ.get("TOKENIZERS_PARALLELISM")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         try:
             files += os.pipe()
             files += os.pipe()
             child = os.fork()
-        except OSError as error:  # of the machine: no prompt is to blame
+        except OSError as error:  # an error of the machine, not of a prompt
             for file in files:
                 os.close(file)
             raise EngineError(f"cannot start another process: {error.strerror}; free some memory") from None
@@ -157,7 +157,7 @@ class Bounded(Generic[_Result]):
         if not child:
             self._serve(theirs, ours)
         self._child, self._owner = child, os.getpid()
-        # Not by `__del__`, which may come so late that no module is left to call.
+        # Not in `__del__`, which may run after modules are gone.
         self._finalize = weakref.finalize(self, _end, child, self._owner, self._to, self._from)
         os.close(theirs)
         os.close(ours)
@@ -171,10 +171,10 @@ class Bounded(Generic[_Result]):
         """Answer calls, in the copy."""
         code = 1
         try:
-            for number in ENDING:  # the other side ends it, by hanging up
+            for number in ENDING:  # the other side ends this one by hanging up
                 signal.signal(number, signal.SIG_IGN)
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries tell there what they then raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries print there what they then raise
             _keep_open({calls, answers})
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             _limit_memory()

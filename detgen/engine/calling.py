@@ -15,7 +15,7 @@ from detgen.engine.schemas import exact
 from detgen.engine.tools import called, functions
 from detgen.errors import RequestError
 
-# Reasoning, where the template has it, and the line breaks behind it.
+# Reasoning, if the template has it, and the line breaks after it.
 _REASON = """
 breaks: /\\n{0,2}/
 reason%s: /(.|\\n)*/
@@ -74,7 +74,7 @@ def _calls(kind: str, schemas: dict[str, str], spelled: Callable[[str], str], *,
     if kind == "[TOOL_CALLS]":
         more = ' (", " object)*' if many else ""
         return f'calls: {spelled(kind)} "[" object{more} "]"\n{_objects(schemas, "arguments")}'
-    return f"calls: object\n{_objects(schemas, 'parameters')}"  # one, as Llama's templates ask for
+    return f"calls: object\n{_objects(schemas, 'parameters')}"  # only one, as Llama's templates require
 
 
 def _objects(schemas: dict[str, str], arguments: str) -> str:

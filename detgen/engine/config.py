@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     Source = Folder = DrafterName = Any
 
-# What number formats are called elsewhere.
+# Other names of number formats.
 DTYPE_NAMES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
 
 _UNITS = {"": 1} | {
@@ -221,7 +221,7 @@ class EngineConfig:
         Field(description="Quantize the draft model; the same values."),
         Option("none|q8|q4|q4_k|nf4|int8", panel="Model"),
     ] = "none"
-    # Far more threads than a process can start kill it without a message.
+    # With far more threads than it can start, a process dies without a message.
     threads: Annotated[
         int | None,
         Field(ge=1, le=1024, description="CPU threads."),

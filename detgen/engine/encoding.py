@@ -35,7 +35,7 @@ _COMPOSED = 4  # most characters that normalization joins into one
 _JOINING = {"NFC", "NFKC", "NFD", "NFKD", "Lowercase"}
 # Splitters that keep all of the text, unless their behaviour says otherwise.
 _SPLITTERS = {"ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "UnicodeScripts"}
-_LARGE = 1_000_000  # characters of a text from which its length is looked at first
+_LARGE = 1_000_000  # characters above which a text's length is checked before it is tokenized
 
 
 class _Limits(NamedTuple):

@@ -45,7 +45,7 @@ from detgen.runner.preparing import Prepared, prepare
 from detgen.runner.trying import trusted
 
 _DRAFT_TOKENS = 4  # per round, unless the user or the drafter sets another number
-# What `with_settings` may change: none of these is built into the prepared models.
+# Settings that `with_settings` may change: the prepared models do not depend on them.
 _SETTINGS = frozenset(
     {
         *("drafter", "draft_tokens", "batch_size", "threads", "prefill_chunk", "prefix_cache"),

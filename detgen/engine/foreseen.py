@@ -13,7 +13,7 @@ import numpy as np
 from detgen.engine.scheduler import Scheduler
 from detgen.kernels.input_batch import Window, Windows
 
-_SPARED = 16  # live sequences for each that may have ended before a call is over, where others wait for its slot
+_SPARED = 16  # live sequences per one that may end before a call is over, while others wait for its slot
 
 
 class Call(NamedTuple):

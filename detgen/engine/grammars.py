@@ -16,20 +16,20 @@ from detgen.engine.schemas import exact
 from detgen.errors import RequestError
 from detgen.params import GUIDES, SamplingParams
 
-# JSON is written as Python's json.dumps does: with free white space, a model that is not sure can go on with it for
-# ever. What llguidance does not know is refused, not ignored.
+# JSON is written as by Python's json.dumps: with free white space, a model that is unsure can add white space forever.
+# Keywords that llguidance does not know are refused, not ignored.
 JSON: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
     "lenient": False,
     "coerce_one_of": False,
-    # Each character is written in one way: by "\\u0061", a key could pass for another name than "a".
+    # Each character has one spelling: with "\\u0061", a key could pass for another name than "a".
     "json_allowed_escapes": 'nrbtf"\\',
 }
 _REASON = 300  # characters
-_STACK = 2 << 20  # bytes, a quarter of what threads have: where this is enough, llguidance recurses safely later
-# What llguidance advises is an option that makes it write what does not fit.
+_STACK = 2 << 20  # bytes, a quarter of a thread's stack: if this is enough, llguidance's later recursion is safe
+# llguidance's advice, an option with which it would write texts that do not fit, and what to say instead.
 _ADVICE = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf", "; write anyOf if a value may fit several"
 
 

@@ -27,7 +27,7 @@ class MaskMaker:
 
     def __init__(self, live: RunningBatch, *, every: bool) -> None:
         self._live, self._every = live, every
-        self._thread = ThreadPoolExecutor(1, "masks")  # which it starts when something is to be done
+        self._thread = ThreadPoolExecutor(1, "masks")  # started on first use
 
     @contextmanager
     def making(self, windows: Windows) -> Iterator[Callable[[], None]]:

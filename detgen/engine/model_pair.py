@@ -35,7 +35,7 @@ def load_models(config: EngineConfig, observer: Observer) -> tuple[LoadedModel, 
         source: str | Path | LoadedModel | None, role: Role, quant: QuantName, adapter: str | Path | None = None
     ) -> LoadedModel:
         if source is not None and not isinstance(source, str | Path):
-            return source  # loaded already
+            return source  # already loaded
         place, name, trusted = source or DEMO / role, str(source or f"embedded:{role}"), config.trust_remote_code
         return load_model(
             *(place, name, config.dtype, quant), trusted=trusted, observer=observer, role=role, adapter=adapter

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 Results: TypeAlias = "Array | Scores"  # of a pass
 
 _MOST = 1 << 30  # chunks
-_FADE = 0.8  # weight of the chunks before against the next one in a sequence's rate of thoughts
-_RARELY = 1e-3  # rate of thoughts at least
-_DEAR = 3  # times that a row costs more than its place in the pass: T reads it too
+_FADE = 0.8  # weight of earlier chunks, relative to the next one, in a sequence's rate of thoughts
+_RARELY = 1e-3  # least rate of thoughts
+_DEAR = 3  # cost of a row relative to its cost in the pass: T reads it, too
 
 
 class ReadingAhead:

@@ -11,9 +11,9 @@ from detgen.engine.stats import DraftCounts, DrafterStats
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 CODES = {status: i for i, status in enumerate(STATUSES)}
-NONE = -1  # in place of a token: none was committed, or none drafted
+NONE = -1  # in place of a token: none was committed or drafted
 
-_ROOM = 1024  # entries for which there is room at first
+_ROOM = 1024  # entries to make room for at first
 _LARGEST = np.finfo(np.float32).max
 
 

@@ -16,8 +16,8 @@ from detgen.engine.showing import brief, call
 from detgen.engine.stats import DraftCounts
 from detgen.params import SamplingParams
 
-UNNUMBERED = -1  # index of a request that was given none
-NOT_FINITE = "are not finite"  # in each error of a sample that has begun
+UNNUMBERED = -1  # index of a request without one
+NOT_FINITE = "are not finite"  # part of every error of a sample that has begun
 
 FinishReason = Literal["stop", "length", "error"]
 Status = Literal["accepted", "corrected", "bonus", "plain", "rolled_back", "unverified"]

@@ -14,8 +14,8 @@ import numpy as np
 from detgen.engine.sequence import Sequence
 from detgen.kernels.sampling import ARRAYS, Choice
 
-_ROOM = 16  # slots for which there is room at first
-_THINKS = 0.5  # share of the chunks that think, as long as nothing is known of a sequence
+_ROOM = 16  # slots to make room for at first
+_THINKS = 0.5  # assumed share of chunks that think, before anything is known of a sequence
 
 
 class RunningBatch:

@@ -12,20 +12,20 @@ from typing import Any
 
 from detgen.errors import RequestError
 
-_MOST = 1 << 53  # whole numbers beyond are not all of them doubles
-_VALUES = ("enum", "const")  # have values, and no schemas
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # have schemas by any names
+_MOST = 1 << 53  # above it, not all whole numbers are doubles
+_VALUES = ("enum", "const")  # contain values, not schemas
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # contain schemas by name
 _BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
-# What dates begin with: any day of other months, the first 28 of February, and its last one in leap years.
+# Beginnings of dates: any day of other months, the first 28 of February, and its 29th in leap years.
 _DAYS = (
     "^(?:.{5}(?:0[13-9]|1[0-2])|.{8}(?:[01]|2[0-8])"
     "|(?:..(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
 )
-# Characters for which JSON has nothing but their numbers, and what spells one in an expression.
+# Characters that JSON can only write by their numbers, and their spellings in an expression.
 _CONTROL = r"[\0-\x07\x0b\x0e-\x1f\x7f]"
 _HEX = "(?:0[0-7bBe-fE-F]|1[0-9a-fA-F]|7[fF])"
 _SPELLED = rf"(?:{_CONTROL}|\\(?:[av]|(?:x|u00|U000000){_HEX}|[xuU]\{{0*(?:{_HEX}|[0-7bBe-fE-F])\}}))"
-# An expression, part by part; a class of none but these has no member that could be written.
+# An expression, part by part; a class of only these characters has no member that could be written.
 _PARTS = re.compile(rf"(?P<control>{_SPELLED}|\[(?:{_SPELLED}-?)+\])|\[\^?\]?(?:\\.|[^][\\])*\]|\\.|.", re.DOTALL)
 
 

@@ -13,7 +13,7 @@ from detgen.engine.showing import call
 from detgen.errors import RequestError
 from detgen.params import SamplingParams
 
-# Sampling parameters decide nothing of a score.
+# Sampling parameters do not affect scores.
 _ANY = SamplingParams()
 
 

@@ -73,7 +73,7 @@ class Sequence:
     _adjuster: Adjuster | None = field(init=False, repr=False)
     _masks: Masks | None = field(init=False, repr=False)
     _penalized: bool = field(init=False, repr=False)
-    _first: Choice = field(init=False, repr=False)  # how its first token is chosen, adjustments aside
+    _first: Choice = field(init=False, repr=False)  # how its first token is chosen, without adjustments
 
     def __post_init__(self) -> None:
         params = self.request.params
@@ -187,6 +187,6 @@ class Sequence:
         return f"{key} fails at token {self.generated + len(draft)}: {adjustment.mask.error}"
 
 
-_FADE = 0.8  # weight of a past round against the next one in the running acceptance
+_FADE = 0.8  # weight of past rounds, relative to the next one, in the running acceptance
 GREEDY = Choice()
 _NO_PENALTIES = Penalties()

@@ -73,7 +73,7 @@ class Stopping:
         """
         params, text = seq.request.params, self.decode(completion)
         held = 0
-        if params.stop and params.min_tokens:  # a character whose bytes are not all there yet does not count
+        if params.stop and params.min_tokens:  # a character counts only when all of its bytes are there
             held = len(self.decode(completion[: params.min_tokens]).rstrip("\ufffd"))
         cuts = [(text.find(s, max(held - len(s) + 1, 0)), i) for i, s in enumerate(params.stop)]
         cut, i = min((found for found in cuts if found[0] >= 0), default=(None, -1))

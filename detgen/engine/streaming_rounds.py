@@ -21,8 +21,8 @@ from detgen.errors import EngineError
 from detgen.kernels.c.threads import use_threads
 from detgen.runner.model_runner import ModelRunner
 
-_PATIENCE = 30.0  # seconds for which others wait for a stream that is not read
-_LOOK = 0.5  # seconds between two looks at who has the turn
+_PATIENCE = 30.0  # seconds that others wait for a stream that is not read
+_LOOK = 0.5  # seconds between checks of whose turn it is
 _Done = TypeVar("_Done")
 
 
