@@ -1,11 +1,11 @@
 """Pages of a KV cache: which sequence has which, and which of them hold the beginning of a prompt.
 
 A page is one key block, 64 positions. A slot has a table of pages; truncation gives whole pages back, and nothing is
-moved. Prefixes are shared: whole blocks, known by a chained hash of their tokens (as in vLLM's automatic prefix
-caching), by reference; the first positions of a block, known by comparing tokens, as a copy. Pages that are no longer
-in use stay findable until they are reused, the least recently used first.
+moved. Prefixes are shared: whole blocks by reference, found by a chained hash of their tokens (as in vLLM's automatic
+prefix caching); the first positions of a block as a copy, found by comparing tokens. Pages that are no longer in use
+can be found until they are reused, the least recently used first.
 
-Every operation takes time proportional to the pages it is about. Knows no tensors and no requests.
+Every operation takes time proportional to the number of pages that it handles. Knows no tensors and no requests.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from detgen.runner.prefix_index import WORTH_COPYING, PrefixIndex
 
 PAGE = BLOCK  # positions of a page
 
-_ROOT = b""  # the key before the first block
+_ROOT = b""  # key before the first block
 
 Tokens = Sequence[int] | np.ndarray
 
 
 class Prefix(NamedTuple):
-    """What of a prompt the cache holds.
+    """The part of a prompt that the cache holds.
 
     Attributes:
         pages: whole pages, shared by reference.
-        partial: a page whose first positions are shared too, by copying; -1 for none.
-        shared: positions shared in all.
+        partial: page whose first positions are shared, too, by copying; -1 for none.
+        shared: number of shared positions.
         pending: whether a slot is still reading the next block, or the whole rest, of this prompt, so that waiting for
             it pays.
     """
@@ -44,7 +44,7 @@ class Prefix(NamedTuple):
     pending: bool
 
     def cut(self, multiple: int) -> Prefix:
-        """As much of it as is a multiple of so many positions; what is cut off a whole page makes it a partial one."""
+        """Cut the prefix to a multiple of some number of positions; a whole page that is cut becomes a partial one."""
         shared = self.shared - self.shared % multiple
         whole, rest = divmod(shared, PAGE)
         source = self.pages[whole] if whole < len(self.pages) else self.partial
@@ -54,25 +54,25 @@ class Prefix(NamedTuple):
 class BlockManager:
     """The pages of one or more KV caches that hold the same positions of the same sequences.
 
-    A page that more than one slot refers to, or that can be found as a whole block, is never to be written: its
-    positions lie below the cached length of every slot that has it.
+    A page that several slots refer to, or that can be found as a whole block, must not be written: its positions are
+    below the cached length of every slot that has it.
 
     Args:
         count: number of pages. They take no memory until they are used.
-        kept: once that many unused pages hold something, at least 1, they are reused before any fresh page is, so that
-            no more pages are ever touched than the most in use at a time and `kept`; None for any number.
+        kept: number of unused pages with content, at least 1, from which on these are reused before fresh pages, so
+            that no more pages are ever touched than the most in use at a time plus `kept`; None for no limit.
 
     Attributes:
-        count: number of pages; also the number of the scratch page, which is none of them.
+        count: number of pages; also the number of the scratch page, which is not one of them.
         kept: as above.
-        tables: int64 [slots, blocks], C-contiguous: the page of each block of a slot, the scratch page where there is
-            none. Reallocated as more slots or blocks come into use.
-        held: int64 [slots], how many pages each slot has.
-        drafted: int64 [count + 1], how many leading positions of a page the draft model's cache holds too. Set to 0
-            when a page is taken for new content; otherwise the draft model's drafter writes it.
-        snapshots: int64 [count + 1], the place of a snapshot of the states behind a page's last position; 0 for none.
-            Set to 0 when a page is taken for new content; otherwise `Snapshots` writes it.
-        references: int64 [count], how many slots refer to each page.
+        tables: int64 [slots, blocks], C-contiguous: page of each block of a slot, the scratch page if there is none.
+            Reallocated as more slots or blocks come into use.
+        held: int64 [slots], number of pages of each slot.
+        drafted: int64 [count + 1], number of leading positions of a page that the draft model's cache holds, too. Set
+            to 0 when a page is taken for new content; otherwise the draft model's drafter writes it.
+        snapshots: int64 [count + 1], place of a snapshot of the states after a page's last position; 0 for none. Set to
+            0 when a page is taken for new content; otherwise `Snapshots` writes it.
+        references: int64 [count], number of slots that refer to each page.
     """
 
     def __init__(self, count: int, kept: int | None = None) -> None:
@@ -86,33 +86,33 @@ class BlockManager:
         self._clear()
 
     def _clear(self) -> None:
-        """Forget everything; all pages are fresh."""
+        """Forget everything; all pages become fresh."""
         self._laid_out = False
         self._fresh = 0  # pages from here on have never been used
-        self._empty: list[int] = []  # used before, holding nothing
-        self._retained: OrderedDict[int, None] = OrderedDict()  # findable but unused, least recently used first
+        self._empty: list[int] = []  # used before, without content
+        self._retained: OrderedDict[int, None] = OrderedDict()  # with content but unused, least recently used first
         self._contents = PrefixIndex()
-        self._filled: dict[int, int] = {}  # leading blocks of a slot that are findable or shared
-        self._promised: dict[bytes, int] = {}  # key of a block that is being read: the slot
+        self._filled: dict[int, int] = {}  # number of leading blocks of a slot that can be found or are shared
+        self._promised: dict[bytes, int] = {}  # by key of a block that is being read: the slot
         self._promises: dict[int, deque[tuple[int, bytes]]] = {}  # by slot: end position and key, last one first
 
     @property
     def available(self) -> int:
-        """Pages that can be taken: fresh, empty, or holding content that is not in use."""
+        """Number of pages that can be taken: fresh, empty, or with content that is not in use."""
         if self._laid_out:
             return self.count
         return self.count - self._fresh + len(self._empty) + len(self._retained)
 
     @property
     def used(self) -> int:
-        """Pages that slots refer to, a shared one counted once."""
+        """Number of pages that slots refer to; a shared one counts once."""
         return self.count - self.available
 
     def keys(self, tokens: Tokens, known: Sequence[bytes] = ()) -> list[bytes]:
-        """The keys of the whole blocks of `tokens`: each a hash of the key before and of the block's tokens.
+        """Return the keys of the whole blocks of `tokens`: each a hash of the key before and the block's tokens.
 
         Args:
-            tokens: of a sequence.
+            tokens: tokens of a sequence.
             known: keys of its first blocks.
         """
         blocks = len(tokens) // PAGE
@@ -125,14 +125,14 @@ class BlockManager:
         return found
 
     def find(self, tokens: Tokens, keys: Sequence[bytes]) -> Prefix:
-        """What the cache holds of a prompt, without its last token, which always goes through a pass for its logits.
+        """Find what the cache holds of a prompt, without its last token, which always needs a pass for its logits.
 
         Args:
-            tokens: of the sequence.
-            keys: of all its whole blocks.
+            tokens: tokens of the sequence.
+            keys: keys of all its whole blocks.
 
         Returns:
-            What `take` may share, as long as no other method is called in between.
+            The prefix for `take`, valid until another method is called.
         """
         limit = len(tokens) - 1
         pages: list[int] = []
@@ -155,15 +155,15 @@ class BlockManager:
         return Prefix(pages, page, block * PAGE + shared, key in self._promised)
 
     def page(self, key: bytes) -> int | None:
-        """The page that is found by the key of a block."""
+        """Return the page that is found by the key of a block; None if there is none."""
         return self._contents.get(key)
 
     def reader(self, key: bytes) -> int | None:
-        """The slot that is still reading the block with this key."""
+        """Return the slot that is still reading the block with this key; None if there is none."""
         return self._promised.get(key)
 
     def need(self, blocks: int, prefix: Prefix | None = None) -> int:
-        """How many of the available pages `take` would use up; shared ones that are not in use now count too."""
+        """Return how many available pages `take` would use up, including shared pages that are not in use now."""
         if prefix is None:
             return blocks
         return blocks - sum(1 for page in prefix.pages if self.references[page])
@@ -180,16 +180,16 @@ class BlockManager:
 
         Args:
             slot: the slot.
-            blocks: how many pages, at least those that the prefix shares.
-            prefix: what was found just before.
-            tokens: that the slot will read, so that `find` says `pending` for them until `fill` or `release`.
-            keys: of all their whole blocks.
+            blocks: number of pages, at least those that the prefix shares.
+            prefix: the prefix that was just found.
+            tokens: tokens that the slot will read, for which `find` reports `pending` until `fill` or `release`.
+            keys: keys of all their whole blocks.
 
         Returns:
-            (source page, target page, positions): what the caller copies in the caches at once; or None.
+            (source page, target page, positions) for the caller to copy in the caches at once; or None.
 
         Raises:
-            ValueError: if there are not enough pages, or the slot has some.
+            ValueError: if there are not enough pages, or the slot already has some.
         """
         if self._laid_out:
             self._reset()
@@ -203,11 +203,11 @@ class BlockManager:
         source = prefix.partial
         unused = source in self._retained
         if unused:
-            del self._retained[source]  # not to be evicted by what follows
+            del self._retained[source]  # so that it is not evicted below
         own = [self._next() for _ in range(blocks - whole - unused)]
         copy = None
         if unused and not len(self._empty) + len(self._retained) + self.count - self._fresh:
-            # The source is the last page there is: it becomes the slot's own as it is.
+            # The source is the last page available, so it becomes the slot's own.
             self._contents.drop(source)
             own.insert(0, source)
             self.drafted[source] = min(copied, self.drafted[source])
@@ -227,7 +227,7 @@ class BlockManager:
         return copy
 
     def _promise(self, slot: int, first: int, tokens: Tokens, keys: Sequence[bytes]) -> None:
-        """Note that a slot will read the blocks of `tokens` from block `first` on, unless others do already."""
+        """Record that a slot will read the blocks of `tokens` from block `first` on, unless others do already."""
         ends = [((i + 1) * PAGE, keys[i]) for i in range(first, len(keys))]
         if len(tokens) > len(keys) * PAGE:
             before = keys[-1] if keys else _ROOT
@@ -237,7 +237,7 @@ class BlockManager:
         self._promises[slot] = deque(reversed(mine))
 
     def grow(self, slot: int, blocks: int) -> bool:
-        """Give a slot pages up to `blocks`; False, and nothing changed, if there are not enough."""
+        """Extend a slot to `blocks` pages; False, without any change, if there are not enough."""
         first = int(self.held[slot])
         missing = blocks - first
         if missing > self.available:
@@ -251,7 +251,7 @@ class BlockManager:
         return True
 
     def truncate(self, slot: int, blocks: int) -> None:
-        """Give the pages behind a slot's first `blocks` back."""
+        """Give back a slot's pages after its first `blocks`."""
         promises = self._promises.get(slot)
         while promises and promises[0][0] > blocks * PAGE:
             del self._promised[promises.popleft()[1]]
@@ -271,16 +271,16 @@ class BlockManager:
                     self._empty.append(page)
 
     def fill(self, slot: int, tokens: Tokens, cached: int, keys: Sequence[bytes]) -> None:
-        """Make findable what a slot holds; called when a block fills, when a prompt has been read, before `release`.
+        """Make a slot's content findable; call it when a block fills, a prompt has been read, and before `release`.
 
         Args:
             slot: the slot.
-            tokens: of its sequence, at least the first `cached`.
-            cached: how many positions hold canonical entries of these tokens and will not be written again.
-            keys: of the whole blocks among them, or more.
+            tokens: tokens of its sequence, at least the first `cached`.
+            cached: number of positions with canonical entries of these tokens that will not be written again.
+            keys: keys of the whole blocks among them, or more.
 
         Raises:
-            ValueError: if the slot has not as many pages.
+            ValueError: if the slot does not have as many pages.
         """
         if cached > self.held[slot] * PAGE:
             raise ValueError(f"slot {slot} has {self.held[slot]} pages, fewer than {cached} positions take")
@@ -302,15 +302,15 @@ class BlockManager:
         while promises and promises[-1][0] <= cached:
             end, key = promises.pop()
             del self._promised[key]
-            self._contents.add_key(int(table[(end - 1) // PAGE]), key)  # a prompt's rest, read with more behind it
+            self._contents.add_key(int(table[(end - 1) // PAGE]), key)  # the rest of a prompt, read with more after it
 
     def release(self, slot: int) -> None:
-        """Give all pages of a slot back; those that hold something findable stay so until they are reused."""
+        """Give all pages of a slot back; pages with content can be found until they are reused."""
         if slot < len(self.held):
             self.truncate(slot, 0)
 
     def forget(self) -> None:
-        """Make nothing findable any more; slots keep their pages. Where none has any, all pages are fresh again."""
+        """Make all content unfindable; slots keep their pages. If no slot has any, all pages are fresh again."""
         if not self.held.any():
             self._reset()
             return
@@ -321,7 +321,7 @@ class BlockManager:
     def lay_out(self, slots: int, positions: int) -> None:
         """Forget everything and give slots 0 to `slots` - 1 contiguous pages for `positions` positions each.
 
-        For comparisons, audits and benchmarks; the next `take` or `lay_out` drops this layout, so all pages are
+        For comparisons, audits and benchmarks; the next `take` or `lay_out` drops this layout, so all pages count as
         available.
 
         Raises:
@@ -342,7 +342,7 @@ class BlockManager:
         self._laid_out = True
 
     def lay_out_one(self, pages: Sequence[int]) -> None:
-        """Likewise, but slot 0 alone has pages, these ones, some of them perhaps more than once."""
+        """Like `lay_out`, but only slot 0 has pages, these ones, some of them perhaps more than once."""
         self.lay_out(1, PAGE * (max(pages) + 1))
         self._reach(0, len(pages))
         self.tables[0, : len(pages)] = pages
@@ -355,7 +355,7 @@ class BlockManager:
         self._clear()
 
     def _reach(self, slot: int, blocks: int) -> None:
-        """Let the tables have this slot with that many blocks."""
+        """Extend the tables to this slot and that many blocks."""
         slots, width = self.tables.shape
         if slot < slots and blocks <= width:
             return
@@ -370,7 +370,7 @@ class BlockManager:
         self.tables, self.held = tables, held
 
     def _next(self) -> int:
-        """A page for new content: empty, fresh, or the least recently used of those that are not in use."""
+        """Return a page for new content: empty, fresh, or the least recently used of unused ones."""
         enough = self.kept is not None and len(self._retained) >= self.kept
         if self._empty:
             page = self._empty.pop()
@@ -393,5 +393,5 @@ def _bytes(tokens: Tokens) -> bytes:
 
 
 def _key(before: bytes, data: bytes) -> bytes:
-    """The key of a block with these tokens after the block with key `before`."""
+    """Return the key of a block with these tokens after the block with key `before`."""
     return blake2b(before + data, digest_size=16).digest()

@@ -1,9 +1,9 @@
-"""The census: which operators of torch a model's own forward dispatches, and whether each leaves a row to itself.
+"""The census: which operators of torch a model's own forward dispatches, and whether each keeps rows apart.
 
-The forward runs a few times at different row counts while each operator is watched (see `labelling`). What it runs of
-the native library is row by row. Operators that move entries or choose among them, and those that compute one by one
-operation of IEEE 754, are row-invariant by construction. The others are proved each by itself (see `proving`), or the
-model is refused by the operator's name. Nothing here depends on time, nor on how busy the machine is.
+The forward runs a few times at different row counts while each operator is watched (see `labelling`). Functions of the
+native library work row by row. Operators that move entries or choose among them, and those that apply one operation of
+IEEE 754 to each entry, are row-invariant by construction. Each other operator is proved (see `proving`), or the model
+is refused, naming the operator. Nothing here depends on time, or on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from detgen.kernels.generic.watching import Left, RefusedError, Telling, Watched
 from detgen.kernels.input_batch import Window, Windows
 from detgen.runner.model_runner import ModelRunner
 
-# Passes that are watched: of one row, which models often treat apart, and of two numbers with nothing in common; each
-# window as slot, first position, tokens, rows whose logits are wanted.
+# Passes to watch: one with a single row, which models often treat differently, and two whose row counts have no common
+# factor; each window as slot, first position, tokens, rows whose logits are wanted.
 _PASSES = (
     ((0, 3, 1, 1),),
     ((1, 20, 2, 1), (0, 4, 3, 2)),
@@ -33,18 +33,18 @@ _POSITIONS = 64
 
 
 def take_census(decoder: GenericDecoder, runner: ModelRunner, vocabulary: int) -> Census:
-    """Watch a model's passes; where operators are left that need it, functions that they come from are replaced too.
+    """Watch a model's passes; if operators remain to be proved, first replace the functions that they come from.
 
     Args:
-        decoder: whose modules were replaced.
-        runner: its passes, whose cache is cleared.
-        vocabulary: token ids that it reads.
+        decoder: decoder whose modules were replaced.
+        runner: its passes; the cache is cleared.
+        vocabulary: number of token ids that it reads.
     """
     try:
         if not _samples(decoder, runner, vocabulary):
             return Census((), "")
     except RefusedError:
-        pass  # perhaps it is replaced in a moment
+        pass  # the operator may be replaced below
     decoder.functions = NativeFunctions()
     try:
         samples = _samples(decoder, runner, vocabulary)
@@ -64,10 +64,10 @@ def _prove(sample: Sample) -> None:
 
 @torch.no_grad()
 def _samples(decoder: GenericDecoder, runner: ModelRunner, vocabulary: int) -> list[Sample]:
-    """What must be proved.
+    """Return the operators that must be proved.
 
     Raises:
-        RefusedError: if rows are mixed, or the forward takes other ways at other row counts.
+        RefusedError: if rows are mixed, or the forward takes another course at other row counts.
     """
     pages = runner.cache.pages
     pages.lay_out(3, _POSITIONS)
@@ -79,7 +79,7 @@ def _samples(decoder: GenericDecoder, runner: ModelRunner, vocabulary: int) -> l
             for slot, start, count, wanted in spans
         ]
         batch = runner.pack(Windows.of(windows))
-        if not i:  # what is made once is made before anything is watched
+        if not i:  # what is made only once is made before anything is watched
             decoder.run(batch)
             continue
         given = Given.of(batch)
@@ -102,8 +102,8 @@ class _Rows(NamedTuple):
     """Where a tensor has its rows; `axis`, `each` and `inner` as in `Laid`.
 
     Attributes:
-        number: how many there are.
-        before: how many there are in the other pass.
+        number: number of rows.
+        before: number of rows in the other pass.
     """
 
     axis: int
@@ -113,7 +113,7 @@ class _Rows(NamedTuple):
     before: int
 
     def laid(self, shape: tuple[int, ...], strides: tuple[int, ...], before: tuple[int, ...], x: torch.Tensor) -> Laid:
-        """How it lies in memory, from its strides in two passes."""
+        """Return the tensor's layout in memory, from its strides in two passes."""
         linear = []
         for s, t, n in zip(strides, before, shape, strict=True):
             slope = 0 if n == 1 else (s - t) // (self.number - self.before)
@@ -122,10 +122,10 @@ class _Rows(NamedTuple):
 
 
 def _sample(a: Left, b: Left) -> Sample:
-    """An operator as two passes called it, as what can be tried at any row count.
+    """Return an operator, as two passes called it, in a form that can be tried at any row count.
 
     Raises:
-        RefusedError: if its rows are not laid out in a way that is known.
+        RefusedError: if the layout of its rows is unknown.
     """
     tensors = [x for x in tree_flatten(b.args)[0] if isinstance(x, torch.Tensor)]
     found = [_rows_of(b.name, own, other) for own, other in zip(b.labels, a.labels, strict=True)]
@@ -134,7 +134,7 @@ def _sample(a: Left, b: Left) -> Sample:
     for x, own, (shape, strides), (shape_before, strides_before) in zip(
         tensors, found, b.shapes, a.shapes, strict=True
     ):
-        if own is None and numbers is not None and shape != shape_before:  # a constant with a place for each row
+        if own is None and numbers is not None and shape != shape_before:  # a constant with an entry per row
             own = _constant(b.name, shape, shape_before, *numbers)
         laid.append(None if own is None else own.laid(shape, strides, strides_before, x))
     out = [_rows_of(b.name, one, other) for one, other in zip(b.out, a.out, strict=True)]
@@ -149,7 +149,7 @@ def _constant(name: str, shape: tuple[int, ...], shape_before: tuple[int, ...], 
 
 
 def _rows_of(name: str, labels: torch.Tensor | None, before: torch.Tensor | None) -> _Rows | None:
-    """Where a tensor has its rows, from its labels in two passes; None if it has none."""
+    """Return where a tensor has its rows, from its labels in two passes; None if it has none."""
     if labels is None or before is None or not has_rows(labels):
         return None
     axes = [i for i, (n, m) in enumerate(zip(labels.shape, before.shape, strict=True)) if n != m]

@@ -1,11 +1,11 @@
-"""Compares a model's packed passes with its own forward, or with what they gave when they were compared with it.
+"""Compares a model's packed passes with its own forward, or with their results when they were compared with it.
 
-Where linear layers round what they read, a comparison with a forward in floating point takes passes that do not, which
-widen all weights. Of a model that is kept, it is enough that its passes give the very bits that they gave in the run
-that compared them: they are the same on any processor.
+If linear layers round their inputs, comparing with a forward in floating point takes passes that do not round and that
+widen all weights. For a kept model it is enough that its passes give the same bits as in the run that compared them:
+these are the same on any processor.
 
-No forward has been asked of a model that is made of its file's header (`detgen/models/gguf/plain.py`), whose families
-tests compare: its passes have to give numbers.
+A model made from its file's header (`detgen/models/gguf/plain.py`) has no recorded forward; tests compare its family.
+Its passes only have to give finite numbers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from detgen.runner.reference import check_logits, check_reference, first_rows
 
 
 def check_numbers(logits: np.ndarray, loaded: LoadedModel, model: Any) -> None:
-    """Refuse a model of which a weight is infinite or no number.
+    """Refuse a model with an infinite or NaN weight.
 
     Args:
-        logits: of any rows; weights are only looked at if one is not finite.
+        logits: logits of any rows; weights are only examined if one is not finite.
         loaded: the model.
         model: its decoder.
 
     Raises:
-        EngineError: naming the weight.
+        EngineError: names the weight.
     """
     if not np.isfinite(logits).all() and (name := damaged(model, loaded.read)):
         with explained(loaded.name):
@@ -43,11 +43,11 @@ def check_numbers(logits: np.ndarray, loaded: LoadedModel, model: Any) -> None:
 
 
 def compared(runner: ModelRunner, own: OwnForward, loaded: LoadedModel) -> OwnForward:
-    """Compare packed passes with the model's own forward, if it has been asked; clears the cache.
+    """Compare packed passes with the model's own forward, if it was recorded; clears the cache.
 
     Args:
         runner: the model's passes, over a cache in float32.
-        own: what its own forward has told.
+        own: results of its own forward.
         loaded: the model, a target.
 
     Returns:
@@ -60,7 +60,7 @@ def compared(runner: ModelRunner, own: OwnForward, loaded: LoadedModel) -> OwnFo
     if own.reference is None:
         rows = array(first_rows(runner, vocabulary))
         check_numbers(rows, loaded, loaded.backbone)
-        check_logits(runner, rows, rows)  # what is no number differs from itself
+        check_logits(runner, rows, rows)  # NaN differs from itself
         return own
     found = _digest(runner, own, vocabulary)
     if found != own.agreed:
@@ -71,7 +71,7 @@ def compared(runner: ModelRunner, own: OwnForward, loaded: LoadedModel) -> OwnFo
 
 
 def _digest(runner: ModelRunner, own: OwnForward, vocabulary: int) -> str:
-    """SHA-256 of the logits of the forward, and of packed passes as they run."""
+    """Return SHA-256 of the logits of the forward, and of packed passes as they run."""
     found = [own.reference, first_rows(runner, vocabulary)]
     if own.depth is not None:
         found += [own.depth.logits, deep_rows(runner, own.depth)]

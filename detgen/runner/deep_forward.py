@@ -1,6 +1,6 @@
 """Runs a model's own forward in transformers deep in a sequence, with made-up keys and values before its rows.
 
-Where nothing can be made up, it reads a text that is longer than that of the first comparison.
+If nothing can be made up, it reads a text that is longer than that of the first comparison.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from detgen.runner.block_manager import PAGE
 from detgen.runner.depth import PAGES, ROOM, ROWS, entries
 
 _SHALLOWEST = 256 + ROWS  # positions
-_DEEPEST = 16384  # positions, whatever other numbers of the configuration are
+_DEEPEST = 16384  # positions, whatever other numbers the configuration has
 _FARTHEST = 65536  # positions, even if a window or chunk is longer
-_TEXT = 128 + ROWS  # positions, where nothing is made up: two chunks of transformers' delta nets
-_ENTRIES = 1 << 29  # of keys and values that the model's own forward handles for other numbers of the configuration
+_TEXT = 128 + ROWS  # positions, if nothing is made up: two chunks of transformers' delta nets
+_ENTRIES = 1 << 29  # of keys and values that the model's own forward reads for other numbers of the configuration
 
 
 class _OtherEntriesError(Exception):
-    """A model's cache holds something else than what its attention reads."""
+    """A model's cache holds something other than what its attention reads."""
 
 
 class _Before(DynamicLayer):
@@ -42,9 +42,9 @@ class _Before(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the attention reads, when a pass brings these keys and values.
+        """Return what the attention reads when a pass brings these keys and values.
 
-        Falcon caches what each KV head gives to the heads of its queries.
+        Falcon caches a KV head once per query head.
         """
         times = max(key_states.shape[1] // self.keys.shape[1], 1)
         before = [x if times == 1 else x.repeat_interleave(times, dim=1) for x in (self.keys, self.values)]
@@ -57,16 +57,16 @@ class _Before(DynamicLayer):
 def depth_of(loaded: LoadedModel, model: PreTrainedModel, layout: Layout) -> Depth | None:
     """Run the model's own eager forward deep in a sequence.
 
-    If layers keep states, or its own cache does not hold the keys and values that its attention reads, as that of
-    multi-head latent attention, nothing can be made up: it reads all that is before the rows.
+    If layers keep states, or the model's own cache does not hold the keys and values that its attention reads, as with
+    multi-head latent attention, nothing can be made up: it reads everything before the rows.
 
     Args:
         loaded: a loaded model.
         model: its decoder, whose attention is attached and whose modules are its own.
-        layout: of its layers.
+        layout: layout of its layers.
 
     Returns:
-        None if its sequences are too short.
+        The results; None if its sequences are too short.
     """
     at = _position(model, layout, loaded.context)
     if at < PAGE:
@@ -89,7 +89,7 @@ def depth_of(loaded: LoadedModel, model: PreTrainedModel, layout: Layout) -> Dep
 
 
 def _after_text(loaded: LoadedModel, model: PreTrainedModel, layout: Layout) -> Depth:
-    """The same behind a text, which is longer than windows and chunks as far as the smallest cache holds it."""
+    """Do the same after a text, longer than windows and chunks as far as the smallest cache can hold it."""
     longer = max((n * 3 // 2 for n in _bounds(layout)), default=0) + ROWS
     tokens = _tokens(loaded, min(max(longer, _TEXT), ROOM * PAGE, loaded.context))
     return Depth(0, tokens, [], _logits(loaded, model, 0, tokens, use_cache=False)[-ROWS:])
@@ -107,7 +107,7 @@ def _device(model: PreTrainedModel) -> torch.device:
 def _logits(
     loaded: LoadedModel, model: PreTrainedModel, at: int, tokens: list[int], **cached: Cache | bool
 ) -> np.ndarray:
-    """Those of tokens from a position on, by the model's own eager forward, float32 [tokens, vocabulary]."""
+    """Return logits of tokens from a position on, by the model's own eager forward, float32 [tokens, vocabulary]."""
     ids = torch.tensor([tokens], device=_device(model))
     positions = torch.arange(at, at + len(tokens), device=ids.device)[None]
     model.set_attn_implementation("eager")
@@ -120,14 +120,14 @@ def _logits(
 
 
 def _bounds(layout: Layout) -> set[int]:
-    """The windows and chunks of layers."""
+    """Return the windows and chunks of layers."""
     return {n for traits in layout.traits if traits for n in (traits.window, traits.chunk) if n is not None}
 
 
 def _position(model: PreTrainedModel, layout: Layout, context: int) -> int:
-    """The first of the rows' positions.
+    """Return the first position of the rows.
 
-    Half as far again as any number that may be a window or a chunk, and behind the position from which queries grow.
+    It is half as far again as any number that may be a window or a chunk, and after the position where queries grow.
     """
     config = model.config.get_text_config()
     width = sum(layout.group * heads * (keys + values) for heads, keys, values in layout.cached)
@@ -140,5 +140,5 @@ def _position(model: PreTrainedModel, layout: Layout, context: int) -> int:
     chunk = max((traits.chunk or 1 for traits in layout.traits if traits), default=1)
     if not 1 < chunk <= at:
         return at
-    at = at // chunk * chunk - ROWS // 2  # on both sides of a chunk's end
+    at = at // chunk * chunk - ROWS // 2  # on both sides of the end of a chunk
     return at + chunk if at + ROWS < grown and at + chunk + ROWS <= context else at

@@ -1,8 +1,8 @@
-"""Compares packed rows with the model's own forward deep in a sequence, behind windows, chunks and their like.
+"""Compares packed rows with the model's own forward deep in a sequence, beyond windows, chunks and the like.
 
-What stands before these rows is made up: pages of random keys and values, of which nearer ones are others than farther
-ones, so that a row that sees farther than the model's own, or less far, gives something else. So a depth of thousands
-of positions takes a pass of a few rows. Where nothing can be made up, the rows stand behind a text.
+What comes before these rows is made up: pages of random keys and values, different for near and far positions, so that
+a row that sees farther than in the model's own forward, or less far, gives another result. So a depth of thousands of
+positions takes a pass of a few rows. If nothing can be made up, the rows follow a text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from detgen.runner.model_runner import ModelRunner
 from detgen.runner.reference import check_logits
 
 ROWS = 8
-ROOM = 6  # pages of a cache, at least
-PAGES = 4  # made-up ones: for the farther half of what is before, for the farther half of the rest, and so on
+ROOM = 6  # least pages of a cache
+PAGES = 4  # made-up pages: for the farther half of what is before, for the farther half of the rest, and so on
 
 
 def entries(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values of made-up pages, float32 [pages, PAGE, kv_heads, head size]; values lean one way in each."""
+    """Return made-up pages: keys and values, float32 [pages, PAGE, kv_heads, size]; values lean one way in each."""
     heads, *sizes = shape
     maker = np.random.default_rng(22)
     keys, values = (maker.standard_normal((PAGES, PAGE, heads, size), np.float32) for size in sizes)
@@ -32,11 +32,11 @@ def entries(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_depth(runner: ModelRunner, depth: Depth) -> None:
-    """Compare packed rows with what the model's own forward gives; clears the cache.
+    """Compare packed rows with the model's own forward; clears the cache.
 
     Args:
         runner: the model's passes.
-        depth: what its own forward gives.
+        depth: results of its own forward.
 
     Raises:
         EngineError: if they differ by more than rounding explains.
@@ -47,7 +47,7 @@ def check_depth(runner: ModelRunner, depth: Depth) -> None:
 
 
 def deep_rows(runner: ModelRunner, depth: Depth) -> Array:
-    """Logits of the same rows by a packed pass, float32 [rows, vocabulary]; clears the cache."""
+    """Return logits of the same rows by a packed pass, float32 [rows, vocabulary]; clears the cache."""
     return _after_pages(runner, depth) if depth.pages else _after_text(runner, depth)
 
 
@@ -59,10 +59,10 @@ def _after_text(runner: ModelRunner, depth: Depth) -> Array:
 def _after_pages(runner: ModelRunner, depth: Depth) -> Array:
     cache = runner.cache
     *whole, cut = depth.pages
-    cache.pages.lay_out_one([*whole, PAGES, PAGES + 1])  # what is written to is no page that stands elsewhere, too
+    cache.pages.lay_out_one([*whole, PAGES, PAGES + 1])  # the page that is written to is not used elsewhere
     at = np.arange((PAGES + 1) * PAGE)
 
-    @lru_cache  # most layers have the same
+    @lru_cache  # most layers have the same shapes
     def made(shape: tuple[int, int, int]) -> list[np.ndarray]:
         found = (np.concatenate([x, x[cut:][:1]]) for x in entries(shape))
         return [x.reshape(len(at), *x.shape[2:]) for x in found]

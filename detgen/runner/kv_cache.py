@@ -1,7 +1,7 @@
 """The KV cache: allocated once, read and written through tables of pages.
 
-One KV buffer per layer, made of pages that nothing ever moves. On a CPU a buffer takes the memory that was written to,
-not its size. Knows no requests and no models.
+One KV buffer per layer, made of pages that never move. On a CPU a buffer takes as much memory as was written, not its
+size. Knows no requests and no models.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from detgen.runner.state_cache import StateCache
 class KVCache:
     """Values of all layers, [pages + 1, kv_heads, PAGE, head_size] each, and keys.
 
-    The keys of a page stand side by side: [pages + 1, kv_heads, head_size, PAGE].
+    The keys of a page are adjacent: [pages + 1, kv_heads, head_size, PAGE].
 
     Position p of slot s is at `pages.tables[s, p // PAGE] * PAGE + p % PAGE`. The last page is scratch: padding rows
-    write there and nothing reads it unmasked. All entries are finite: the buffers start as zeros, and what is written
-    is bounded, and rounded to the number format. So an entry that overflowed harms no sequence that masks it, be it
+    write there and nothing reads it unmasked. All entries are finite: the buffers start as zeros, and written entries
+    are bounded and rounded to the number format. So an entry that overflowed harms no sequence that masks it, whether
     another request that gets the page or an earlier row of the same pass.
 
     Args:
         shapes: (kv_heads, key head size, value head size) of each layer.
-        pages: which slot has which pages; the caches of a target and of its draft model have the same.
-        dtype: of the entries, float32 or bfloat16.
-        device: of the buffers.
-        states: of layers that keep states of sequences, beside the pages or instead of them; None for none.
+        pages: which slot has which pages; shared by the caches of a target and its draft model.
+        dtype: number format of the entries, float32 or bfloat16.
+        device: device of the buffers.
+        states: states of layers that keep some, besides the pages or instead of them; None for none.
 
     Attributes:
-        keys: of each layer, an array, or a tensor on CUDA.
-        values: likewise.
-        dtype: see above.
-        device: likewise.
+        keys: keys of each layer, an array, or a tensor on CUDA.
+        values: values of each layer, likewise.
+        dtype: as above.
+        device: as above.
         states: as above.
         positions: size of a KV buffer in token positions, without the scratch page.
     """
@@ -62,12 +62,12 @@ class KVCache:
 
     @property
     def scratch(self) -> int:
-        """The first position of the scratch page."""
+        """First position of the scratch page."""
         return self.positions
 
     @staticmethod
     def position_bytes(shapes: list[tuple[int, int, int]], dtype: np.dtype[Any]) -> int:
-        """Bytes per position, all layers together."""
+        """Return the bytes per position, all layers together."""
         return sum(h * (dk + dv) for h, dk, dv in shapes) * dtype.itemsize
 
     @property
@@ -82,7 +82,7 @@ class KVCache:
         values[page, :, at] = beside(bounded_array(v).astype(self.dtype), values)
 
     def read(self, layer: int, positions: np.ndarray) -> tuple[Array, Array]:
-        """Keys and values at buffer `positions`, int64 [n]; [n, kv_heads, head_size] each."""
+        """Return keys and values at buffer `positions`, int64 [n]; [n, kv_heads, head_size] each."""
         page, at = positions // PAGE, positions % PAGE
         return self.keys[layer][page, :, :, at], self.values[layer][page, :, at]
 
@@ -94,9 +94,9 @@ class KVCache:
             keys[target, :, :, :positions] = keys[source, :, :, :positions]
 
     def entries(self, slot: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of positions first..last-1 of a slot, [layers, positions, kv_heads * head_size] each.
+        """Return keys and values of positions first..last-1 of a slot, [layers, positions, kv_heads * head_size] each.
 
-        Where layers have heads of other sizes, zeros fill up what the smaller ones lack.
+        If layers have heads of different sizes, smaller ones are filled up with zeros.
         """
         positions = np.arange(first, last)
         at = self.pages.tables[slot][positions // PAGE] * PAGE + positions % PAGE

@@ -1,4 +1,4 @@
-"""Asks a model's own forward in transformers for what packed passes need to know, and are compared with."""
+"""Runs a model's own forward in transformers for facts that packed passes need and are compared with."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def ask(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool) -> OwnFo
     Args:
         loaded: a loaded model.
         model: its decoder.
-        compared: whether packed passes are to be compared with it.
+        compared: whether packed passes will be compared with it.
 
     Raises:
         EngineError: if it is not supported, or its logits are not finite because a weight is not.
     """
-    # Some settings turn out to be impossible in a model's first pass only.
+    # Some settings only prove impossible in a model's first pass.
     with explained(loaded.name):
         reference = reference_logits(model, loaded.vocabulary, loaded.form, loaded.read) if compared else None
         if reference is not None:

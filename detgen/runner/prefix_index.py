@@ -1,4 +1,4 @@
-"""What pages hold, found by the key of a block or by comparing tokens. Knows no slots."""
+"""The content of pages, found by the key of a block or by comparing tokens. Knows no slots."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from detgen.kernels.attention import BLOCK
 
 WORTH_COPYING = 4  # least shared positions of a page for which copying them beats reading the tokens again
 
-_CANDIDATES = 16  # pages with the same beginning that are compared with a prompt's rest, the most recently used
-_TOKEN = 8  # bytes
+_CANDIDATES = 16  # most recently used pages with the same beginning to compare with the rest of a prompt
+_TOKEN = 8  # bytes of a token
 
 
 @dataclass(slots=True)
 class _Content:
-    """What a page holds.
+    """The content of a page.
 
     Attributes:
-        family: of pages that begin alike: the key of the block before and the page's first tokens.
+        family: key of pages with the same beginning: the key of the block before and the page's first tokens.
         tokens: int64 bytes of its tokens.
-        keys: all that it is found by.
+        keys: all keys by which it is found.
     """
 
     family: bytes
@@ -31,7 +31,7 @@ class _Content:
 
 
 class PrefixIndex:
-    """What findable pages hold. A key belongs to one page; a page may have several."""
+    """The content of findable pages. A key belongs to one page; a page may have several keys."""
 
     def __init__(self) -> None:
         self._pages: dict[bytes, int] = {}  # by key
@@ -45,18 +45,18 @@ class PrefixIndex:
         return len(self._contents)
 
     def get(self, key: bytes) -> int | None:
-        """The page of a key."""
+        """Return the page of a key; None if there is none."""
         return self._pages.get(key)
 
     def most_alike(self, before: bytes, data: bytes) -> tuple[int, int]:
-        """The page that shares most first positions with a block.
+        """Return the page that shares most first positions with a block.
 
         Args:
-            before: the key of the block before.
+            before: key of the block before.
             data: int64 bytes of the block's tokens, at least WORTH_COPYING of them.
 
         Returns:
-            The page and how many positions, at least WORTH_COPYING; or (-1, 0).
+            The page and the number of shared positions, at least WORTH_COPYING; or (-1, 0).
         """
         family = self._families.get(_family(before, data))
         if not family:
@@ -70,12 +70,12 @@ class PrefixIndex:
         return pages[best], int(shared[best])
 
     def add(self, page: int, key: bytes, before: bytes, data: bytes) -> None:
-        """Note what a page holds, unless another one has the key; a page that held fewer tokens holds more now.
+        """Record a page's content, unless another page has the key; a page with fewer tokens now has these.
 
         Args:
             page: the page.
-            key: of the block or its first tokens.
-            before: the key of the block before.
+            key: key of the block or its first tokens.
+            before: key of the block before.
             data: int64 bytes of the tokens.
         """
         if self._pages.setdefault(key, page) != page:
@@ -84,19 +84,19 @@ class PrefixIndex:
         if content is None:
             content = self._contents[page] = _Content(_family(before, data), data)
         elif len(data) > len(content.tokens):
-            content.family, content.tokens = _family(before, data), data  # with fewer tokens it was in none, or in this
+            content.family, content.tokens = _family(before, data), data  # with fewer, it was in this family or in none
         if key not in content.keys:
             content.keys.append(key)
         self.use(page)
 
     def add_key(self, page: int, key: bytes) -> None:
-        """Let a page be found by one more key, unless another has it or nothing is known of the page."""
+        """Let a page be found by another key, unless another page has the key or this one's content is unknown."""
         if page in self._contents and key not in self._pages:
             self._pages[key] = page
             self._contents[page].keys.append(key)
 
     def use(self, page: int) -> None:
-        """Make a page the most recently used one of its family."""
+        """Make a page the most recently used of its family."""
         content = self._contents[page]
         if len(content.tokens) >= _TOKEN * WORTH_COPYING:
             family = self._families.setdefault(content.family, OrderedDict())

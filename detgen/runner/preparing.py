@@ -1,4 +1,4 @@
-"""Prepares models for packed passes: rewrites them, allocates their caches, compares them with themselves.
+"""Prepares models for packed passes: rewrites them, allocates their caches, compares them with their own forward.
 
 This is the slow part, done once: several engines can share prepared models, one generating at a time.
 """
@@ -41,29 +41,29 @@ if TYPE_CHECKING:
     from detgen.runner.thinker import Block
 
 _ROOM = 384  # MiB that libraries take while a small model is prepared, KV buffers included
-_LEAST_BYTES = 64  # that a position counts as, even if no layer keeps keys: pages are counted all the same
-# On a CPU, pages that hold content but are not in use, 16,384 positions: what was touched stays taken from the
+_LEAST_BYTES = 64  # least bytes of a position, even if no layer keeps keys, since pages are counted anyway
+# On a CPU, the limit of pages with content that are not in use, 16,384 positions: touched pages stay taken from the
 # machine, and memory must not grow with the number of prompts.
 _KEPT_PAGES = 256
-_LEAST = ROOM * PAGE  # positions of the caches
-# The part of the memory for the caches that snapshots of states take, one of so many, and most snapshots: the pages
-# that are kept hold the beginnings of no more prompts.
+_LEAST = ROOM * PAGE  # least positions of the caches
+# Snapshots of states take at most one part in this many of the memory for the caches, and there are at most this many:
+# the pages that are kept hold the beginnings of no more prompts.
 _SNAPSHOT_PART, _MOST_SNAPSHOTS = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What an engine is built on.
+    """The prepared models on which an engine is built.
 
     Attributes:
         target: the target model.
         draft: the draft model, if there is one.
-        runners: the target's, then the draft model's.
-        pages: the pages of their caches.
-        thinking: thoughts and states of the slots if the target is a thinking model, whose backbone its passes run;
-            else None.
+        runners: the target's runner, then the draft model's.
+        pages: pages of their caches.
+        thinking: thoughts and states of the slots if the target thinks, in which case its passes run its backbone; else
+            None.
         narrowed: the target with its weights in fewer bits, to draft for itself; None if it cannot, or memory is short.
-        snapshots: of the states that layers of the target keep; None if none does, or there are none.
+        snapshots: snapshots of states that layers of the target keep; None if no layer keeps any, or there is no room.
     """
 
     target: LoadedModel
@@ -90,7 +90,7 @@ class Prepared:
         return max(sum(p.cache.entry_bytes for p in self.runners), _LEAST_BYTES)
 
     def check_states(self, batch_size: int) -> None:
-        """Refuse more requests at a time than there were before, if there is no memory for their states.
+        """Refuse more requests at a time than before if there is no memory for their states.
 
         Raises:
             EngineError: if there is none.
@@ -111,16 +111,16 @@ def prepare(
     drafts_itself: bool = True,
     observer: Observer | None = None,
 ) -> Prepared:
-    """Rewrite models for packed passes, in place, allocate their caches, compare the target with its own forward.
+    """Rewrite models for packed passes, in place, allocate their caches, and compare the target with its own forward.
 
     Args:
         target: the target model.
         draft: the draft model, if there is one.
-        device: of both.
+        device: device of both.
         batch_size: most requests at a time; the draft model's passes are timed with that many rows.
         kv_memory: bytes for the KV caches; None takes a share of the free memory.
         kv_dtype: number format of the KV caches, float32 or bfloat16.
-        drafts_itself: whether the target is to draft for itself, if it can.
+        drafts_itself: whether the target should draft for itself, if it can.
         observer: receives progress.
 
     Raises:
@@ -188,7 +188,7 @@ def _kind(name: str, model: PreTrainedModel) -> str:
 
 
 def _own_forward(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool) -> OwnForward:
-    """What a model's own forward tells, now or as it is kept; arguments and errors as `ask`."""
+    """Return the results of a model's own forward, new or kept; arguments and errors as for `ask`."""
     if loaded.own is not None:
         return loaded.own
     from detgen.runner.own_forward import ask  # with transformers' models, whose import takes seconds
@@ -198,7 +198,7 @@ def _own_forward(loaded: LoadedModel, model: PreTrainedModel, *, compared: bool)
 
 @contextmanager
 def _naming(unknown: str | None) -> Iterator[None]:
-    """Say, where a model of a known family is refused by its own forward, what keeps it from running as others do."""
+    """If a model of a known family is refused by its own forward, add why it cannot run like others of the family."""
     try:
         yield
     except EngineError as error:
@@ -210,7 +210,7 @@ def _naming(unknown: str | None) -> Iterator[None]:
 
 
 def _block(target: LoadedModel, part: Any, letter: str, device: Device, dtype: np.dtype[Any]) -> Block:
-    """T or C of a thinking model, given as its part of that and by its letter.
+    """Prepare T or C of a thinking model, given as a part of the model and by its letter.
 
     Raises:
         EngineError: if it is not row-invariant.
@@ -229,7 +229,7 @@ def _block(target: LoadedModel, part: Any, letter: str, device: Device, dtype: n
 
 
 def _in_float32(runner: ModelRunner, layout: Layout) -> ModelRunner:
-    """The same passes over a cache in float32, so that they can be compared with another forward."""
+    """Return the same passes over a cache in float32, so that they can be compared with another forward."""
     if runner.cache.dtype == FLOAT32:
         return runner
     states = StateCache(layout.states, 1, runner.device) if layout.states else None
@@ -248,13 +248,12 @@ def _runner(
     *,
     drafts: bool = False,
 ) -> ModelRunner:
-    """The passes of a decoder, of a loaded model, whose attention is attached; its modules are replaced.
+    """Return the passes of a loaded model's decoder whose attention is attached; its modules are replaced.
 
-    There is room for the states of so many slots, if layers keep any. Those of a decoder that drafts need not be
-    row-invariant.
+    If layers keep states, there is room for those of `slots` slots. A decoder that drafts need not be row-invariant.
 
     Raises:
-        EngineError: if it is not row-invariant, there are no kernels for it, or too little memory.
+        EngineError: if it is not row-invariant, there are no kernels for it, or memory is too small.
     """
     if device.type == "cuda":
         return _on_cuda(loaded, model, layout, pages, device, dtype, slots)
@@ -290,7 +289,7 @@ def _on_cuda(
     dtype: np.dtype[Any],
     slots: int = 1,
 ) -> ModelRunner:
-    """The passes of a decoder by kernels in Triton, which take its weights to the device; arguments as `_runner`'s.
+    """Return the passes of a decoder by Triton kernels, with its weights on the device; arguments as for `_runner`.
 
     Raises:
         EngineError: if it has no description, there is no Triton, or the device has too little memory.
@@ -326,7 +325,7 @@ def _check_states(models: list[LoadedModel], layouts: list[Layout]) -> None:
     """Refuse a draft model whose layers keep states.
 
     Raises:
-        EngineError: naming it.
+        EngineError: names it.
     """
     for model, layout in list(zip(models, layouts, strict=True))[1:]:
         if layout.states:
@@ -337,10 +336,10 @@ def _check_states(models: list[LoadedModel], layouts: list[Layout]) -> None:
 
 
 def _state_bytes(name: str, shapes: Sequence[StateShape | None], batch_size: int, device: Device) -> int:
-    """Bytes of the states of a model's layers.
+    """Return the bytes of the states of a model's layers.
 
     Raises:
-        EngineError: if there are no so many.
+        EngineError: if there is not enough memory.
     """
     found = batch_size * StateCache.slot_bytes(shapes)
     if found > max(room_beside(device, 0), 0):
@@ -354,13 +353,13 @@ def _state_bytes(name: str, shapes: Sequence[StateShape | None], batch_size: int
 def _counts(
     device: Device, kv_memory: int | None, position_bytes: int, beside: int, snapshot_bytes: int
 ) -> tuple[int, int]:
-    """How many pages and how many snapshots fit the memory, beside the scratch page and bytes that are not taken yet.
+    """Return how many pages and snapshots fit the memory, with the scratch page and bytes that are still to be taken.
 
     Args:
-        device: of the caches.
+        device: device of the caches.
         kv_memory: bytes for them; None for a share of the free memory.
         position_bytes: bytes of a position.
-        beside: bytes that are not taken yet.
+        beside: bytes that other things are still to take.
         snapshot_bytes: bytes of a snapshot; 0 for none. On CUDA there are none.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Compares packed rows with the model's own forward: whether what runs is the right model.
+"""Compares packed rows with the model's own forward, to check that the right model runs.
 
-Rows cannot depend on each other, by construction; but a model may be taken for what it is not. So a few tokens go
-through its own eager forward, before anything in it is replaced, and through one packed pass.
+Rows cannot depend on each other, by construction, but a model may be interpreted wrongly. So a few tokens go through
+its own eager forward, before anything in it is replaced, and through a packed pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TOKENS = 24
-_EXACT = 1e-3  # of the largest logit, by how much others may differ
+_EXACT = 1e-3  # largest allowed difference, relative to the largest logit
 
 
 def _tokens(vocabulary: int) -> list[int]:
@@ -30,13 +30,13 @@ def _tokens(vocabulary: int) -> list[int]:
 
 
 def reference_logits(model: PreTrainedModel, vocabulary: int, form: Form = "none", read: Read = held) -> np.ndarray:
-    """Logits of a few tokens by the model's own eager forward; call it before replacing any module.
+    """Return logits of a few tokens by the model's own eager forward; call it before replacing any module.
 
     Args:
-        model: as it was loaded.
-        vocabulary: token ids that it reads.
+        model: the model as loaded.
+        vocabulary: number of token ids that it reads.
         form: see `LoadedModel`.
-        read: likewise.
+        read: see `LoadedModel`.
 
     Returns:
         float32 [tokens, vocabulary]; hidden states if the model has no output layer.
@@ -58,7 +58,7 @@ def check_reference(runner: ModelRunner, reference: np.ndarray, vocabulary: int)
     Args:
         runner: the model's passes.
         reference: the result of `reference_logits`.
-        vocabulary: token ids that it reads.
+        vocabulary: number of token ids that the model reads.
 
     Raises:
         EngineError: if packed passes do not compute what the model's own forward does.
@@ -69,7 +69,7 @@ def check_reference(runner: ModelRunner, reference: np.ndarray, vocabulary: int)
 
 
 def first_rows(runner: ModelRunner, vocabulary: int) -> Array:
-    """Logits of the same tokens by a packed pass, float32 [tokens, vocabulary]; clears the cache."""
+    """Return logits of the same tokens by a packed pass, float32 [tokens, vocabulary]; clears the cache."""
     runner.cache.pages.lay_out(1, _TOKENS)
     return runner.run([Window(0, 0, _tokens(vocabulary), _TOKENS)])
 
@@ -78,15 +78,15 @@ def check_logits(runner: ModelRunner, packed: Array, reference: np.ndarray, wher
     """Compare packed logits with the model's own.
 
     Args:
-        runner: the passes that they come from.
+        runner: the passes that gave them.
         packed: float32 [rows, vocabulary].
-        reference: likewise, of the model's own forward.
-        where: the rows are, for the message.
+        reference: float32 [rows, vocabulary], by the model's own forward.
+        where: place of the rows, for the message.
 
     Raises:
         EngineError: if the difference is larger than rounding explains.
     """
-    with np.errstate(invalid="ignore"):  # of infinite ones
+    with np.errstate(invalid="ignore"):  # for infinite logits
         error = float(np.abs(reference - array(packed)).max() / max(np.abs(reference).max(), 1e-6))
     if error <= _EXACT:
         return

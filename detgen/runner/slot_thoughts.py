@@ -1,8 +1,9 @@
-"""Which thoughts the slots of a KV cache have had, and the states that these leave.
+"""The thoughts that the slots of a KV cache have had, and the states that these leave.
 
-A slot's state is a function of its thoughts, and these are one of its tokens: they are taken over with the KV entries
-of a shared prefix. Only committed rows are kept; what T reads of a chunk may come from several passes. A window may
-reach over several chunks, as if none but the last one thought: `keep` says how far that was right. Knows no requests.
+A slot's state is a function of its thoughts, and these are a function of its tokens, so they are shared together with
+the KV entries of a prefix. Only committed rows are kept; the rows of a chunk that T reads may come from several passes.
+A window may reach over several chunks, as if only the last of them could think: `keep` tells how far that was right.
+Knows no requests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from detgen.runner.thinker import Thinker
 
 Thought = tuple[int, ...]
 
-_ROOM = 16  # slots for which there is room at first
+_ROOM = 16  # slots to make room for at first
 
 
 class Thinking:
@@ -28,13 +29,13 @@ class Thinking:
 
     Args:
         thinker: T and C.
-        pages: of the cache.
-        device: of the states.
+        pages: pages of the cache.
+        device: device of the states.
 
     Attributes:
         thinker: as above.
         chunk: tokens of a chunk.
-        thoughts: by slot, one a full chunk; () where it thought nothing.
+        thoughts: by slot, one thought per full chunk; () for an empty one.
     """
 
     def __init__(self, thinker: Thinker, pages: BlockManager, device: Device) -> None:
@@ -43,10 +44,10 @@ class Thinking:
         self.thinker = thinker
         self._pages = pages
         self._device = str(device)
-        self._states = self._table(_ROOM)  # of the chunk that is being read, or comes next
-        self._hidden = self._table(_ROOM)  # the rows of that chunk which were kept
-        self._kept = np.zeros(_ROOM, np.int64)  # positions of a slot whose rows were kept
-        self._ends: dict[int, list[Thought]] = {}  # by page: the thought of the chunk that ends at a position
+        self._states = self._table(_ROOM)  # for the chunk that is being read, or comes next
+        self._hidden = self._table(_ROOM)  # kept rows of that chunk
+        self._kept = np.zeros(_ROOM, np.int64)  # number of positions of a slot whose rows were kept
+        self._ends: dict[int, list[Thought]] = {}  # by page: the thought of the chunk that ends at each position
         self._windows: dict[int, tuple[int, torch.Tensor]] = {}  # of the last pass, by slot: start, rows [n, hidden]
 
     def _table(self, slots: int) -> torch.Tensor:
@@ -55,7 +56,7 @@ class Thinking:
 
     @torch.inference_mode()  # whatever mode the tables grew in
     def start(self, slot: int, cached: int) -> None:
-        """Begin a slot whose first `cached` positions, whole chunks, are shared with others: so are their thoughts."""
+        """Begin a slot whose first `cached` positions, whole chunks, are shared with others, with their thoughts."""
         while slot >= len(self._kept):
             self._kept = np.concatenate([self._kept, np.zeros_like(self._kept)])
             self._states, self._hidden = (torch.cat([x, torch.zeros_like(x)]) for x in (self._states, self._hidden))
@@ -66,17 +67,17 @@ class Thinking:
         self._states[slot] = self._state(self.thoughts[slot])
 
     def copy(self, source: int, target: int) -> None:
-        """Take over what a page's positions thought, as its entries are copied to another page."""
+        """Copy the thoughts of a page's positions when its entries are copied to another page."""
         if source in self._ends:
             self._ends[target] = list(self._ends[source])
 
     def reach(self, start: np.ndarray) -> np.ndarray:
-        """The end of the chunk that each position belongs to, int64 [n]: no draft goes further."""
+        """Return the end of the chunk of each position, int64 [n]: no draft goes further."""
         ends: np.ndarray = (start // self.chunk + 1) * self.chunk
         return ends
 
     def states(self, slot: int) -> list[torch.Tensor]:
-        """The state, float32 [chunk, hidden], of each chunk that was begun or comes next."""
+        """Return the state, float32 [chunk, hidden], of each chunk that was begun or comes next."""
         found = [self.thinker.state(())]
         for thought in self.thoughts[slot]:
             found.append(self.thinker.state(thought) if thought or not self.thinker.keeps else found[-1])
@@ -84,7 +85,7 @@ class Thinking:
 
     @torch.inference_mode()
     def exchange(self, windows: Windows) -> Exchange:
-        """What the rows of a pass bring, on the assumption that none of the chunks they begin in thinks."""
+        """Return the states for the rows of a pass, assuming that none of the chunks in which windows begin thinks."""
         positions = windows.positions
         slots, places = (
             torch.from_numpy(x).to(self._device)
@@ -98,21 +99,21 @@ class Thinking:
 
     @torch.inference_mode()
     def note(self, windows: Windows, hidden: torch.Tensor) -> None:
-        """Hold what T reads, float32 [tokens, hidden], of the rows of a pass, until `keep` or the next pass."""
+        """Store the rows of a pass that T reads, float32 [tokens, hidden], until `keep` or the next pass."""
         parts = hidden.split(windows.lengths.tolist())
         starts = zip(windows.starts.tolist(), parts, strict=True)
         self._windows = dict(zip(windows.slots.tolist(), starts, strict=True))
 
     @torch.inference_mode()
     def keep(self, slots: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Keep the rows of the last pass up to a position of each slot; the chunks that are full then think.
+        """Keep the rows of the last pass up to a position of each slot; chunks that are then full think.
 
         Args:
-            slots: int64 [n], each once.
+            slots: int64 [n], without repetition.
             ends: int64 [n], positions.
 
         Returns:
-            int64 [n], up to where the rows stand: less than `ends` where a chunk thinks and others were read behind it.
+            int64 [n], the end of valid rows: less than `ends` if a chunk thinks and others were read after it.
         """
         chunks: list[torch.Tensor] = []
         owners: list[int] = []
@@ -140,7 +141,7 @@ class Thinking:
         return kept
 
     def _settle(self, slot: int, end: int, found: list[Thought | None]) -> int:
-        """Note what the chunks that were read of a slot thought; returns up to where its rows stand."""
+        """Record the thoughts of a slot's chunks that were read; return the end of its valid rows."""
         known = self.thoughts[slot]
         table = self._pages.tables[slot]
         thinks = False
@@ -159,6 +160,6 @@ class Thinking:
         return end
 
     def _state(self, thoughts: list[Thought]) -> torch.Tensor:
-        """What these thoughts leave for the next chunk."""
+        """Return the state that these thoughts leave for the next chunk."""
         latest: Iterable[Thought] = reversed(thoughts)
         return self.thinker.state(next(filter(None, latest) if self.thinker.keeps else iter(latest), ()))

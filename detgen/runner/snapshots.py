@@ -1,8 +1,8 @@
 """Snapshots of states at block ends, for sequences that begin with the same tokens.
 
-A slot's states are a function of the tokens before the position that they belong to. So a copy of them, taken where
-that position ends a block, is as good for whoever shares the pages up to there. It belongs to the page of that block:
-once the page is taken for new content, it is no longer found. Knows no requests.
+A slot's states are a function of the tokens before the position that they belong to. So a copy taken at the end of a
+block is valid for every slot that shares the pages up to there. It belongs to the page of that block: once the page is
+taken for new content, it is no longer found. Knows no requests.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from detgen.runner.state_cache import StateCache
 
 
 class Snapshots:
-    """Places for copies of a slot's states.
+    """Places for copies of slots' states.
 
-    When all have one, the least recently used goes. Of most, nothing is ever used. So those that were restored are kept
-    before them, up to half of the places: many prompts do not displace what they begin with.
+    When all places are taken, the least recently used one is reused. Most snapshots are never used, so restored ones
+    are kept longer, up to half of the places: many prompts do not displace their common beginning.
 
     Args:
-        states: of the slots.
-        pages: of the cache beside them, whose `snapshots` it writes.
+        states: states of the slots.
+        pages: pages of the KV cache, whose `snapshots` it writes.
         count: number of places, at least 1. They take no memory until they are used.
-        device: of the copies.
+        device: device of the copies.
 
     Attributes:
         states: as above.
@@ -40,17 +40,17 @@ class Snapshots:
     def __init__(self, states: StateCache, pages: BlockManager, count: int, device: Device) -> None:
         self.states, self.count = states, count
         self._pages = pages
-        self._owners: OrderedDict[int, int] = OrderedDict()  # by place, from 1, the page; least recently used first
-        self._restored: OrderedDict[int, None] = OrderedDict()  # places that go after the others; likewise
+        self._owners: OrderedDict[int, int] = OrderedDict()  # page by place, from 1; least recently used first
+        self._restored: OrderedDict[int, None] = OrderedDict()  # places to keep longer, least recently used first
         self._copies = [s and [zeros((count, *size), FLOAT32, device) for size in _sizes(s)] for s in states.shapes]
 
     @staticmethod
     def bytes(shapes: Sequence[StateShape | None]) -> int:
-        """Bytes of a snapshot, all layers together."""
+        """Return the bytes of a snapshot, all layers together."""
         return sum(4 * int(np.prod(size)) for shape in shapes if shape is not None for size in _sizes(shape))
 
     def shared(self, prefix: Prefix) -> Prefix:
-        """As much of a prefix as ends with a snapshot: whole pages, or nothing."""
+        """Return the longest part of a prefix that ends with a snapshot: whole pages, or nothing."""
         found = self._pages.snapshots[np.array(prefix.pages, np.int64)].nonzero()[0]
         blocks = int(found[-1]) + 1 if len(found) else 0
         return Prefix(prefix.pages[:blocks], -1, blocks * PAGE, prefix.pending)
@@ -60,8 +60,8 @@ class Snapshots:
 
         Args:
             slot: the slot.
-            position: the end of a block.
-            page: that is found by the block's key.
+            position: end of a block.
+            page: page that is found by the block's key.
 
         Raises:
             ValueError: if the slot's states belong to another position.
@@ -78,12 +78,12 @@ class Snapshots:
                 self._pages.snapshots[owner] = 0
         for own, copy in self._pairs(slot, position, place):
             np.copyto(copy, own)
-        self._owners[place] = page  # only now: whatever ends the run before leaves none that is half a copy
+        self._owners[place] = page  # only now, so that no interruption leaves half a copy
         self._owners.move_to_end(place)
         self._pages.snapshots[page] = place
 
     def restore(self, slot: int, prefix: Prefix) -> None:
-        """Let a slot go on behind a prefix that ends with a snapshot, as `shared` gives it."""
+        """Set a slot's states to those after a prefix from `shared`, which ends with a snapshot."""
         place = int(self._pages.snapshots[prefix.pages[-1]])
         self._owners.move_to_end(place)
         self._restored[place] = None
@@ -96,7 +96,7 @@ class Snapshots:
         self.states.at[slot] = prefix.shared
 
     def _pairs(self, slot: int, position: int, place: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Where a slot has what a snapshot of a position holds, and where the place has it."""
+        """Yield pairs of buffers, the slot's and the place's, that hold the same parts of a snapshot of a position."""
         for shape, layer, copies in zip(self.states.shapes, self.states.layers, self._copies, strict=True):
             if shape is None or layer is None or copies is None:
                 continue
@@ -108,5 +108,5 @@ class Snapshots:
 
 
 def _sizes(shape: StateShape) -> tuple[tuple[int, ...], ...]:
-    """The sizes of what a snapshot has of a layer: the rows that its convolution reads again, and its states."""
+    """Return the sizes of a layer's part of a snapshot: the rows that its convolution reads again, and its states."""
     return (shape.taps - 1, shape.channels), (shape.heads, shape.size, shape.values)

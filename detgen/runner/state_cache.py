@@ -1,7 +1,7 @@
-"""States that layers keep of sequences, by slot, beside the KV cache: see `detgen.program.states`.
+"""States that layers keep of sequences, by slot, besides the KV cache: see `detgen.program.states`.
 
-A state belongs to a position, and cannot be set back. So rows whose tokens may not stand leave their inputs in a ring
-of positions, and the next pass of the slot replays those that stood. Knows no requests and no models.
+A state belongs to a position and cannot be set back. So rows whose tokens may be rejected leave their inputs in a ring
+of positions, and the next pass of the slot replays those that were accepted. Knows no requests and no models.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from detgen.machine import Device
 from detgen.models.memory import zeros
 from detgen.program.arrays import FLOAT32
 
-MOST_DRAFTED = 15  # rows of a window whose tokens may not stand
-_RING = 2 * MOST_DRAFTED + 1  # those that stood are replayed, and those of the next window kept beside them
+MOST_DRAFTED = 15  # most rows of a window whose tokens may be rejected
+_RING = 2 * MOST_DRAFTED + 1  # for rows to replay, and those of the next window
 
 
 class StateCache:
     """The states of layers, in float32.
 
     Args:
-        shapes: of each layer; None of one that keeps none.
-        slots: for which there is room at first.
-        device: of the buffers.
+        shapes: shape of each layer's states; None for a layer without any.
+        slots: number of slots to make room for at first.
+        device: device of the buffers.
 
     Attributes:
-        shapes: see above.
-        layers: of each layer; others once there are more slots.
-        at: int64 [slots], the position that a slot's states belong to.
+        shapes: as above.
+        layers: states of each layer; replaced when there are more slots.
+        at: int64 [slots], position that a slot's states belong to.
     """
 
     def __init__(self, shapes: Sequence[StateShape | None], slots: int, device: Device) -> None:
@@ -41,19 +41,19 @@ class StateCache:
 
     @property
     def slots(self) -> int:
-        """Slots for which there is room."""
+        """Number of slots that there is room for."""
         return len(self.at)
 
     @staticmethod
     def slot_bytes(shapes: Sequence[StateShape | None]) -> int:
-        """Bytes of a slot, all layers together."""
+        """Return the bytes of a slot, all layers together."""
         return sum(4 * int(np.prod(size)) for shape in shapes if shape is not None for size in _sizes(shape))
 
     def spans(self, windows: Windows) -> np.ndarray:
-        """What a pass is told of its slots, int64 [windows, 6], see `Rows`; windows at position 0 begin anew.
+        """Return a pass's facts about its slots, int64 [windows, 6], see `Rows`; windows at position 0 start anew.
 
         Raises:
-            ValueError: if a slot's states are not where its window can go on from.
+            ValueError: if a window cannot continue from its slot's states.
         """
         self.reach(int(windows.slots.max()) + 1)
         slots, starts, lengths = windows.slots, windows.starts, windows.lengths
@@ -66,12 +66,12 @@ class StateCache:
         return spans_of(windows, base, _certain(windows, base))
 
     def move(self, windows: Windows, further: np.ndarray | int = 0) -> None:
-        """Note that a pass of these windows has run, and so many passes of one row each behind it, which stand."""
+        """Record that a pass of these windows has run, and `further` accepted passes of one row each after it."""
         base = np.where(windows.starts > 0, self.at[windows.slots], 0)
         self.at[windows.slots] = _certain(windows, base) + further
 
     def reach(self, slots: int) -> None:
-        """Have room for so many slots."""
+        """Make room for that many slots."""
         before, kept = self.layers, self.slots
         if slots <= kept:
             return
@@ -89,14 +89,14 @@ class StateCache:
 
 
 def _certain(windows: Windows, base: np.ndarray) -> np.ndarray:
-    """Positions up to which rows stand, int64 [windows]."""
+    """Return the position up to which rows are certain, int64 [windows]."""
     certain: np.ndarray = windows.starts + windows.lengths - windows.provisional
-    # A drafter's own rows are no reason to move a state on: what it read before may be its own, too.
+    # A drafter's own rows do not move a state on, since what it read before may be its own, too.
     return np.where(windows.provisional < windows.lengths, certain, base)
 
 
 def _sizes(shape: StateShape) -> tuple[tuple[int, ...], ...]:
-    """The sizes of a slot's buffers, in the order of `LayerStates`."""
+    """Return the sizes of a slot's buffers, in the order of `LayerStates`."""
     return (
         (MOST_DRAFTED + shape.taps, shape.channels),
         (shape.heads, shape.size, shape.values),

@@ -1,8 +1,8 @@
-"""T and C of a thinking model: packed passes of one layer, beside those of its backbone.
+"""T and C of a thinking model: packed passes of one layer, in addition to those of its backbone.
 
 T writes thoughts about chunks of hidden states, C turns them into the states of the next chunks (Amos et al., arXiv
-2602.08332, section 3). Each is an ordinary decoder of one layer here, with a KV cache of its own.
-Knows no sequences: what is thought about, and where states go, is the caller's business.
+2602.08332, section 3). Each is run as an ordinary decoder of one layer, with a KV cache of its own. Knows no sequences:
+the caller decides what is thought about and where states go.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ Thought = tuple[int, ...]  # token ids without the end; () for none
 
 NO_TOKEN = -1  # in a window of T: a row that is a hidden state, given as a state
 SLOTS = 256  # chunks or thoughts that share passes, a page each
-_REMEMBERED = 4096  # states
-_MEMORY = 64 << 20  # bytes of remembered states
+_REMEMBERED = 4096  # most remembered states
+_MEMORY = 64 << 20  # most bytes of remembered states
 
 
 class Block(NamedTuple):
     """T or C.
 
     Attributes:
-        runner: its passes.
+        runner: runs its passes.
     """
 
     runner: ModelRunner
 
     def run(self, windows: Windows, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """The logits that windows want, in as few passes as possible.
+        """Return the logits that windows want, in as few passes as possible.
 
         Args:
-            windows: any number of rows, at most one window a slot.
-            rows: what each of the rows reads beside its token's embedding, float32 [rows, hidden]; None for nothing.
+            windows: any number of rows, at most one window per slot.
+            rows: what each row reads besides its token's embedding, float32 [rows, hidden]; None for nothing.
 
         Returns:
             float32 [sum of the windows' `logits`, vocabulary]; hidden states for C.
@@ -66,7 +66,7 @@ class Block(NamedTuple):
 
 
 def _parts(windows: Windows, most: int) -> Iterator[Windows]:
-    """The same rows in the same order, at most `most` a pass; a window that does not fit goes on in the next one."""
+    """Yield the same rows in the same order, at most `most` per pass; a window may continue in the next pass."""
     if len(windows.tokens) <= most:
         yield windows
         return
@@ -82,19 +82,19 @@ def _parts(windows: Windows, most: int) -> Iterator[Windows]:
 
 
 class _Embedding(nn.Module):
-    """The backbone's embeddings, zeros for `NO_TOKEN`; what is done to the backbone's module leaves it as it is."""
+    """The backbone's embeddings, zeros for `NO_TOKEN`; changes to the backbone's module leave this one alone."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """int64 [...] -> [..., hidden]."""
+        """Look up int64 [...] -> [..., hidden]."""
         return F.embedding(ids.clamp(min=0), self.weight).masked_fill((ids < 0)[..., None], 0)
 
 
 def one_layer(model: ThinkingStatesForCausalLM, block: Any) -> PreTrainedModel:
-    """T or C as a transformers decoder of one layer; C, which has neither norm nor output layer, gives hidden states.
+    """Return T or C as a transformers decoder of one layer; C, without norm and output layer, gives hidden states.
 
     Args:
         model: the thinking model.
@@ -110,7 +110,7 @@ def one_layer(model: ThinkingStatesForCausalLM, block: Any) -> PreTrainedModel:
     made.model.layers[0] = block.layer
     made.model.norm = getattr(block, "norm", nn.Identity())
     made.lm_head = getattr(block, "head", nn.Identity())
-    block.layer.self_attn.config = made.config  # which names the attention function
+    block.layer.self_attn.config = made.config  # this names the attention function
     for name, _ in list(block.named_children()):
         setattr(block, name, nn.Identity())
     decoder: PreTrainedModel = made.eval()
@@ -121,7 +121,7 @@ class Thinker:
     """T and C of a thinking model; one thread at a time may use them.
 
     Args:
-        config: the model's.
+        config: the model's configuration.
         writer: T.
         compressor: C.
 
@@ -130,8 +130,8 @@ class Thinker:
         hidden: entries of a hidden state.
         most: most tokens of a thought.
         keeps: whether an empty thought leaves the state as it was; otherwise it leaves zeros.
-        inject: the layer to whose input states are added.
-        extract: the layer whose input T reads, counted from the first.
+        inject: layer to whose input states are added.
+        extract: layer whose input T reads, counted from the first.
         writer: T.
         compressor: C.
     """
@@ -145,24 +145,24 @@ class Thinker:
         self.writer, self.compressor = writer, compressor
         self._end = config.thought_end
         self._device = str(writer.runner.device)
-        self._states: OrderedDict[Thought, torch.Tensor] = OrderedDict()  # the least recently used first
+        self._states: OrderedDict[Thought, torch.Tensor] = OrderedDict()  # least recently used first
         self._kept = max(min(_REMEMBERED, _MEMORY // (4 * self.chunk * self.hidden)), 1)
         for block in (writer, compressor):
-            block.runner.cache.pages.lay_out(SLOTS, PAGE)  # for good: no row sees what another chunk left behind it
+            block.runner.cache.pages.lay_out(SLOTS, PAGE)  # for good: no row sees what another chunk left after it
 
     def think(self, chunks: torch.Tensor, owners: np.ndarray) -> list[Thought | None]:
-        """What T thinks about chunks: greedy, ties to the lowest id.
+        """Return T's thoughts about chunks: greedy, ties go to the lowest id.
 
-        The first token is computed for all chunks, and the rest for the first of each owner that thinks: what follows
-        it was read with another state than its thought gives.
+        The first token is computed for all chunks, and the rest only for the first chunk of each owner that thinks:
+        later chunks were read with another state than this thought gives.
 
         Args:
             chunks: float32 [chunks, chunk, hidden], the hidden states of each chunk's rows.
-            owners: int64 [chunks], whose they are; those of an owner in the order of its text.
+            owners: int64 [chunks], owner of each chunk; chunks of an owner are in the order of its text.
 
         Returns:
-            The thought about each chunk; None for those behind the first of their owner that is not empty. Where its
-            logits are not finite, a thought ends.
+            The thought about each chunk; None for chunks after the first of their owner that thinks. A thought ends
+            where its logits are not finite.
         """
         found: list[Thought | None] = [None] * len(owners)
         pending = np.arange(len(owners))
@@ -185,7 +185,7 @@ class Thinker:
         return found
 
     def _begin(self, chunks: torch.Tensor) -> list[int]:
-        """The first token about each chunk, [chunks, chunk, hidden], which take the first slots."""
+        """Return the first token about each chunk, [chunks, chunk, hidden]; the chunks take the first slots."""
         count = len(chunks)
         slots, ones = np.arange(count), np.ones(count, dtype=np.int64)
         tokens = np.full(count * self.chunk, NO_TOKEN)
@@ -193,7 +193,7 @@ class Thinker:
         return self._best(windows, chunks.reshape(-1, self.hidden))
 
     def _write(self, slots: list[int], firsts: list[int]) -> list[Thought]:
-        """The thoughts in these slots, which begin with these tokens."""
+        """Return the thoughts in these slots, which begin with these tokens."""
         thoughts = [[token] for token in firsts]
         live = list(range(len(slots)))
         for at in range(self.chunk, self.chunk + self.most - 1):
@@ -209,25 +209,25 @@ class Thinker:
         return [tuple(thought) for thought in thoughts]
 
     def _best(self, windows: Windows, rows: torch.Tensor | None = None) -> list[int]:
-        """The token after each window of T; the end where the logits are not finite."""
+        """Return the token after each window of T, or the end token if the logits are not finite."""
         logits = self.writer.run(windows, rows)
         finite = array(logits.amax(-1).isfinite())
         tokens: list[int] = np.where(finite, array(choose(logits, None).tokens), self._end).tolist()
         return tokens
 
     def state(self, thought: Thought) -> torch.Tensor:
-        """The state that a thought gives; zeros for an empty one. See `states`."""
+        """Return the state that a thought gives; zeros for an empty one. See `states`."""
         return self.states([thought])[0]
 
     def states(self, thoughts: Sequence[Thought]) -> list[torch.Tensor]:
-        """The states that thoughts give, those not remembered in as few passes as possible.
+        """Return the states that thoughts give; those not remembered are computed in as few passes as possible.
 
         Args:
             thoughts: at most `most` tokens each.
 
         Returns:
-            float32 [chunk, hidden] each, not to be changed: C's last outputs over the thought and its end, at the last
-            places, behind zeros if they are fewer. Zeros for an empty thought.
+            float32 [chunk, hidden] each, not to be changed: C's last outputs over the thought and its end, at the end
+            of the chunk, after zeros if there are fewer. Zeros for an empty thought.
         """
         made: dict[Thought, torch.Tensor] = {(): torch.zeros(self.chunk, self.hidden, device=self._device)}
         missing = [thought for thought in dict.fromkeys(thoughts) if thought and thought not in self._states]
@@ -245,7 +245,7 @@ class Thinker:
         return [made[thought] for thought in thoughts]
 
     def _compress(self, thoughts: list[Thought]) -> list[torch.Tensor]:
-        """What C makes of thoughts."""
+        """Compute the states that C gives for thoughts."""
         lengths = np.array([len(thought) + 1 for thought in thoughts])
         last = np.minimum(lengths, self.chunk)
         tokens = np.array([token for thought in thoughts for token in (*thought, self._end)])

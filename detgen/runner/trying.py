@@ -1,7 +1,7 @@
-"""Whether a CUDA device may be used: its kernels must have the bits of the compiled library.
+"""Decides whether a CUDA device may be used: its kernels must have the bits of the compiled library.
 
-That is tried the first time that a version of the kernels meets a kind of device, with the versions of what compiles
-them, and the verdict is kept in the user's cache.
+This is tried the first time that a version of the kernels meets a kind of device, with the versions of what compiles
+them; the verdict is kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from detgen.machine import CPU, Device, user_cache
 from detgen.program.storage import RULES
 from detgen.progress import Observer
 
-_RULES = tuple(rule.name.lower() for rule in RULES)  # how names of what is tried of them end
+_RULES = tuple(rule.name.lower() for rule in RULES)  # endings of the names of their tests
 _TRYING = "trying {}: its kernels are compared with the processor's, bit by bit"
 _TAKEN = (
     "--device auto took {}, whose kernels passed their self-test. detgen was developed without a GPU: "
@@ -30,23 +30,23 @@ _TAKEN = (
 
 
 def trusted(device: Device, observer: Observer, *, named: bool, rule: str | None = None) -> Device:
-    """The device if its kernels are right; otherwise the CPU, unless the device was asked for.
+    """Return the device if its kernels are right; otherwise the CPU, unless the device was asked for.
 
     Args:
         device: a CUDA device.
-        observer: is told that the device is tried, and what `--device auto` takes.
+        observer: receives that the device is tried, and what `--device auto` takes.
         named: whether the device was asked for.
-        rule: by which its tensor cores have to add up, by name; None for none.
+        rule: name of the rule by which its tensor cores have to add; None for none.
 
     Raises:
-        EngineError: the device was asked for, and its kernels are wrong or cannot be tried.
+        EngineError: if the device was asked for and its kernels are wrong or cannot be tried.
     """
     import torch
 
     name = torch.cuda.get_device_name(str(device))
     try:
         fault = _fault(device, name, observer, rule)
-    except (EngineError, ImportError, RuntimeError) as error:  # what Triton and CUDA raise
+    except (EngineError, ImportError, RuntimeError) as error:  # errors of Triton and CUDA
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         fault = f"its kernels cannot be tried ({first})"
     if fault is None:
@@ -60,7 +60,7 @@ def trusted(device: Device, observer: Observer, *, named: bool, rule: str | None
 
 
 def _fault(device: Device, name: str, observer: Observer, rule: str | None) -> str | None:
-    """What is wrong with the kernels on a device; None if they are right. Those of a rule count if it is asked for."""
+    """Return what is wrong with the kernels on a device; None if they are right. Rules' tests count for `rule` only."""
     from detgen.kernels.triton.core_linear import rules_on
 
     there = [found.name.lower() for found in rules_on(str(device))]
@@ -83,7 +83,7 @@ def _fault(device: Device, name: str, observer: Observer, rule: str | None) -> s
 
 
 def verdict_path(device: Device, name: str) -> Path | None:
-    """Where the verdict about a kind of device is kept; None if there is no home."""
+    """Return the path of the verdict about a kind of device; None if there is no home directory."""
     import torch
 
     from detgen.kernels.triton.launching import versions
@@ -95,7 +95,7 @@ def verdict_path(device: Device, name: str) -> Path | None:
 
 
 def keep(path: Path | None, different: list[str]) -> None:
-    """Keep a verdict, the names of what has other bits, if the folder can be written."""
+    """Keep a verdict, the names of tests with other bits, if the folder can be written."""
     if path is None:
         return
     with suppress(OSError):
@@ -106,7 +106,7 @@ def keep(path: Path | None, different: list[str]) -> None:
 
 
 def kept(path: Path | None) -> list[str] | None:
-    """The verdict that is kept; None if there is none, or if it is damaged."""
+    """Return the kept verdict; None if there is none, or if it is damaged."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads((path or Path(os.devnull)).read_text(encoding="utf-8"))["different"]
         if isinstance(found, list) and all(isinstance(name, str) for name in found):
@@ -116,7 +116,7 @@ def kept(path: Path | None) -> list[str] | None:
 
 @cache
 def _code() -> bytes:
-    """The digest of the kernels, and of what they are compared with."""
+    """Return the digest of the kernels, and of what they are compared with."""
     code, root = hashlib.sha256(), Path(detgen.__file__).parent
     for part in ("kernels", "program"):
         for path in sorted(path for kind in ("py", "c", "h") for path in (root / part).rglob(f"*.{kind}")):
