@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# OpenMP threads spin while they wait for each other, by default for so long that a run next to another busy process
-# takes ten times as long or more; even a moment each time is a second of processor time while a model is packed. The
-# variable is read when torch is loaded.
+# OpenMP threads spin while they wait for each other. The default is so long that a run next to another busy process
+# takes at least ten times as long, and even a short spin adds up to a second of processor time while a model is packed.
+# The variable is read when torch is loaded.
 if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = "0"
 
@@ -45,7 +45,7 @@ __all__ = [
 _HOMES = {
     "LLM": "detgen.llm",
     "Completion": "detgen.engine.request",
-    "Engine": "detgen.engine",  # below `LLM`: rounds and traces, for what belongs to detgen
+    "Engine": "detgen.engine",  # what `LLM` is built on: rounds and traces, for detgen's own code
     "EngineConfig": "detgen.engine.config",
     "EngineError": "detgen.errors",
     "Request": "detgen.engine.request",

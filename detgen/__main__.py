@@ -1,4 +1,4 @@
-"""`detgen`, and `python -m detgen`: where the process begins."""
+"""The entry point of `detgen` and `python -m detgen`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from detgen import failing
 from detgen.interruption import ending_signals, interrupt
 from detgen.streams import forgiving_streams
 
-# That are made before garbage is looked for. PyTorch's import alone makes 170,000 that stay, and by default ends in 370
-# searches, which take a tenth of its time.
+# How many more new objects than freed ones start a garbage collection. Importing PyTorch alone makes 170,000 that stay;
+# with Python's default that takes 370 collections, a tenth of the import's time.
 _OBJECTS = 50_000
 
 
 def main() -> None:
-    """Run the command line; it ends the process."""
+    """Run the command line, which ends the process."""
     gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
     try:
         with ending_signals(interrupt), forgiving_streams():
             try:
-                # Here, since an interruption while it is loaded is to end the process quietly, too.
+                # Imported here so that an interruption during the import ends the process quietly, too.
                 from detgen.cli import app
 
                 app(prog_name="detgen")

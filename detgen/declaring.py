@@ -1,9 +1,9 @@
-"""What a declared field says of itself beside its type: how a person asks for it. Imports nothing of detgen.
+"""How declared fields become options of the command line. Imports nothing of detgen.
 
     top_k: Annotated[int, Field(ge=0, description="Sample from the K most likely tokens; 0 is off."), Option("K")] = 0
 
 A field with an `Option` is an option of each command that takes the declaration (`detgen.cli.declared`), and its
-description is the help. One without is for programs alone.
+description is the help. A field without an `Option` can only be set by programs.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from typing import Any, Literal
 
 Panel = Literal[
     "Options", "Workload", "Sampling", "Model", "Speed", "Input and output", "Expert"
-]  # in the order of the help
+]  # in the order in which the help shows them
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a field is an option of the command line.
+    """How a field becomes an option of the command line.
 
     Attributes:
-        metavar: what stands for its value; None for a flag.
-        name: of the option, and others after a blank, if it is not the field's with dashes.
-        panel: the group of the help that it stands in, where it is not that of its declaration (`PANEL`); Options are
-            those that people need first.
-        parser: the value of a text, where the type does not say it; raises ValueError with what is allowed.
-        default: what the help calls the default, where it is not the value itself.
-        note: what the help says beside what the field is for.
+        metavar: the placeholder for the value in the help; None for a flag.
+        name: the option's name, with any further names after spaces; None for the field's name with dashes.
+        panel: the group that shows it in the help; None for the group of its declaration (`PANEL`). "Options" are those
+            that people need first.
+        parser: converts the text to a value where the type does not determine how; raises ValueError that says what is
+            allowed.
+        default: the help's words for the default; None shows the value itself.
+        note: a sentence that the help adds to the description.
         values: what a shell completes.
-        positional: whether it is an argument and no option.
+        positional: whether it is an argument instead of an option.
     """
 
     metavar: str | None = None
@@ -44,12 +45,12 @@ class Option:
 
 
 class Part:
-    """Where only some fields of a declaration are asked for: `Annotated[EngineConfig, Part("target", "device")]`.
+    """Selects some fields of a declaration: `Annotated[EngineConfig, Part("target", "device")]`.
 
     Args:
-        names: of the fields.
-        defaults: what the help calls the default of some of them there.
-        fixed: the values of others.
+        names: the fields that are options.
+        defaults: the help's words for the defaults of some of them.
+        fixed: the values of other fields.
     """
 
     def __init__(self, *names: str, defaults: dict[str, str] | None = None, **fixed: Any) -> None:

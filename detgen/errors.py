@@ -1,4 +1,4 @@
-"""The exceptions of all packages, and the few names that every package needs. Imports nothing of detgen."""
+"""The exceptions of all packages, and a few names that every package needs. Imports nothing of detgen."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ DEMO = Path(__file__).parent / "demo_models"
 
 
 class EngineError(RuntimeError):
-    """The engine cannot be built or used as asked; the message names the reason and the remedy."""
+    """The engine cannot be built or used as asked; the message gives the reason and the remedy."""
 
 
 class RequestError(ValueError):
-    """The request cannot run; the message names the reason and, where there is one, the remedy."""
+    """The request cannot run; the message gives the reason and, if there is one, the remedy."""
 
 
 class PromptsError(Exception):
-    """The input cannot be read; the message names it and the remedy."""
+    """The input cannot be read; the message names the input and gives the remedy."""
 
 
 class OutputError(Exception):
-    """The output folder cannot be used or written; the message names it and the remedy."""
+    """The output folder cannot be used or written; the message names the folder and gives the remedy."""
 
 
 class StoreError(Exception):
-    """A store of samples cannot be used; the message names it, the reason and the remedy.
+    """A store of samples cannot be used; the message names the store and gives the reason and the remedy.
 
     Attributes:
-        damaged: whether what is there is no store, or a damaged one.
+        damaged: whether the file exists but is damaged or not a store.
     """
 
     def __init__(self, message: str, damaged: bool = False) -> None:
@@ -41,12 +41,12 @@ class StoreError(Exception):
 
 
 class RunError(Exception):
-    """The run cannot start or continue; the message names the reason and the remedy."""
+    """The run cannot start or continue; the message gives the reason and the remedy."""
 
 
 class CheckError(ValueError):
-    """The check, audit or replay cannot be done; the message names the reason and the remedy."""
+    """The check, audit or replay cannot be done; the message gives the reason and the remedy."""
 
 
 class BenchError(Exception):
-    """The benchmark cannot run; the message names the reason and the remedy."""
+    """The benchmark cannot run; the message gives the reason and the remedy."""

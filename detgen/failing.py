@@ -1,6 +1,6 @@
-"""How the process ends on what no command expects: a limit of the system, or a fault of detgen.
+"""How the process ends on an error that no command expects: a limit of the system, or a fault of detgen.
 
-Uses nothing of detgen, and few modules, since files and memory may have run out.
+Imports nothing of detgen and few other modules, since files and memory may have run out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import traceback
 
 LIMITED, CRASHED = 2, 70  # exit statuses; 70 is EX_SOFTWARE of sysexits.h
 
-DEBUG = "DETGEN_DEBUG"  # environment variable: show tracebacks
+DEBUG = "DETGEN_DEBUG"  # environment variable that turns tracebacks on
 
-# What libraries say when they get no memory; few of them raise MemoryError.
+# Messages of libraries that get no memory; few of them raise MemoryError.
 _NO_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -27,7 +27,8 @@ _NO_MEMORY = (
     "out of memory",
     "unable to allocate",
 )
-# What oneDNN says, and Python of extensions that say nothing; both also else.
+# Messages of oneDNN, and of Python when an extension sets no exception. Both also occur for other reasons, so they
+# count only where a limit is set.
 _NO_MEMORY_UNDER_LIMIT = (
     "could not create a primitive",
     "could not create a memory",
@@ -38,7 +39,7 @@ _MOST_CAUSES = 16
 
 
 def limit_reached(error: BaseException) -> str | None:
-    """The limit of the system behind an error, its value and a remedy, in one line; None if it is something else."""
+    """Return one line with the system limit that caused an error, its value and a remedy; None if no limit did."""
     seen: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if seen is None:
@@ -93,9 +94,9 @@ def _size(kind: int) -> str:
 
 
 def end(error: Exception) -> int:
-    """Say in one line on standard error what ended the process; return its exit status.
+    """Print one line on standard error about what ended the process, and return the exit status.
 
-    The traceback follows if `DETGEN_DEBUG` is set. Notes of the error become part of the line.
+    The error's notes become part of the line. If `DETGEN_DEBUG` is set, the traceback comes before it.
     """
     notes = getattr(error, "__notes__", [])
     limit = limit_reached(error)
@@ -109,12 +110,12 @@ def end(error: Exception) -> int:
             traceback.print_exception(error)
         print(f"detgen: error: {'; '.join(words)}", file=sys.stderr, flush=True)  # noqa: T201 (rich may be the fault)
     except (OSError, ValueError, AttributeError):
-        pass  # the stream is closed; the exit status says it
+        pass  # the stream is closed; the exit status is all that can be reported
     return status
 
 
 def _described(error: Exception) -> str:
-    """Its kind and the first line of what it says, without control characters."""
+    """Return the error's type and the first line of its message, with control characters escaped."""
     first = next(iter(str(error).strip().splitlines()), "")
     kind = type(error).__name__
     text = f"{kind}: {first}" if first else kind

@@ -1,4 +1,4 @@
-"""The signals that ask the process to end: Ctrl-C, `kill`, and a terminal that is closed."""
+"""Handling of the signals that ask the process to end: from Ctrl-C, `kill` and a closed terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def ending_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle the signals that ask for an end inside the block; the former handlers are back behind it.
+    """Handle the signals that ask the process to end inside the block, and restore the former handlers after it.
 
-    A SIGHUP that is ignored stays so: nohup asks for that. Threads other than the main one never get a signal, so
-    nothing changes there; nor does it where a program that embeds Python installed the handler, which cannot be
+    A SIGHUP that is ignored stays ignored: that is what nohup asks for. Threads other than the main one never get a
+    signal, so nothing changes there. A handler that a program embedding Python installed stays, since it could not be
     restored.
     """
     former = {}
@@ -33,15 +33,15 @@ def ending_signals(handler: Callable[[int, FrameType | None], object]) -> Iterat
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise what Ctrl-C raises."""
+    """Raise KeyboardInterrupt, as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Delay the signals until the end of the block: torch, numpy and transformers swallow them during import, or break.
+    """Delay the signals until the end of the block, for imports: torch, numpy and transformers swallow them, or break.
 
-    A handler delays them, since another thread would still receive a signal that this one masks.
+    A handler delays them because another thread would still receive a signal that this thread masks.
     """
     pending: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""What the operating system says of this machine and this process. Imports nothing of detgen."""
+"""What the operating system tells about this machine and this process. Imports nothing of detgen."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-_OF_A_DATABASE = 3  # files: it, its log, and its folder while that is synced
+_OF_A_DATABASE = 3  # files: the database, its log, and its folder while that is synced
 
 
 class Device(NamedTuple):
-    """Where models run.
+    """A device that models run on.
 
     Attributes:
         type: "cpu" or "cuda".
-        number: which of several; None for the first, or the only one.
+        number: the index among several; None for the first, or the only one.
     """
 
     type: str
@@ -33,7 +33,7 @@ CPU = Device("cpu")
 
 
 def cpu_name() -> str:
-    """The processor's model."""
+    """Return the name of the processor's model, or "unknown"."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -43,19 +43,19 @@ def cpu_name() -> str:
 
 
 def user_cache() -> Path:
-    """Where detgen keeps things for a user: `$XDG_CACHE_HOME/detgen`, or `~/.cache/detgen`."""
+    """Return the folder of the user's cache for detgen: `$XDG_CACHE_HOME/detgen`, or `~/.cache/detgen`."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "detgen"
 
 
 def usable_cores() -> int:
-    """Processors that this process may run on."""
+    """Return the number of processors that this process may run on."""
     allowed = getattr(os, "sched_getaffinity", None)  # not everywhere
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def peak_memory() -> int:
-    """Peak resident bytes of this process since `forget_peak_memory`; elsewhere than on Linux since its start."""
+    """Return the peak resident bytes of this process since `forget_peak_memory`; without /proc, since its start."""
     try:
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:
@@ -67,13 +67,13 @@ def peak_memory() -> int:
 
 
 def forget_peak_memory() -> None:
-    """Start the peak anew, where the system can."""
+    """Reset the peak of resident memory, where the system can."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def on_network(path: Path) -> bool:
-    """Whether a file is on a network file system, as far as the system tells; the file need not be there."""
+    """Return whether a file is on a network file system, as far as the system tells; the file need not exist."""
     with suppress(OSError):
         device = (path if path.exists() else path.parent).stat().st_dev
         number = f"{os.major(device)}:{os.minor(device)}"
@@ -91,7 +91,7 @@ _NETWORKED = {
 
 
 def no_file_left() -> OSError | None:
-    """Why a process cannot open the files that a database takes, if it cannot; SQLite itself does not say."""
+    """Return why this process cannot open as many files as a database needs, or None; SQLite itself does not say."""
     taken: list[int] = []
     try:
         while len(taken) < _OF_A_DATABASE:
@@ -105,7 +105,7 @@ def no_file_left() -> OSError | None:
 
 
 def size(number: float) -> str:
-    """Such as `412.0 MiB`."""
+    """Return a number of bytes in words, such as `412.0 MiB`."""
     for unit in ("bytes", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.1f} {unit}" if unit != "bytes" else f"{number:.0f} bytes"

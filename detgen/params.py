@@ -1,7 +1,7 @@
-"""What can be asked of a sample: the sampling parameters, each declared once. Knows no tensors.
+"""The sampling parameters of a request, each declared once. Uses no tensors.
 
-All else reads the declaration: the keys of a JSON line and their checks, the options of the commands, the tables of the
-documentation, the manifest, the digests of requests, and the arrays that kernels choose tokens by.
+Everything else reads the declarations: the keys of a JSON line and their checks, the options of the commands, the
+tables of the documentation, the manifest, the digests of requests, and the arrays that kernels choose tokens by.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from detgen.declaring import Option
 from detgen.errors import RequestError
 
-MOST = 2**31 - 1  # of tokens, and of a token's id; more is a slip
+MOST = 2**31 - 1  # the most tokens, and the highest token ID; more is a mistake
 _LONGEST_GUIDE = 1_000_000  # characters of a schema, a regular expression or a grammar
-# Parameters that say what a text must be: a line or a run has one of them.
+# Parameters that constrain the text: a line or a run sets at most one of them.
 GUIDES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-FREE: dict[str, Any] = {name: () if name == "guided_choice" else None for name in GUIDES}  # of a text that may be any
-_SPAN = 1000  # a greatest whole number up to here is worth telling with the least one
+FREE: dict[str, Any] = {name: () if name == "guided_choice" else None for name in GUIDES}  # no guide
+_SPAN = 1000  # a range of whole numbers is described with its upper end if that is at most this
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A number by which the token of a row is drawn; kernels take an array with an entry a row.
+    """Marks a number that affects how a row's token is drawn; kernels take an array with one entry per row.
 
     Attributes:
-        dtype: of the array, as numpy calls it.
-        filter: whether it may drop tokens, where its value is not the default.
+        dtype: numpy's name of the array's dtype.
+        filter: whether it may drop tokens when its value is not the default.
     """
 
     dtype: Literal["float64", "int64", "uint64"]
@@ -52,11 +52,11 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A parameter that is no single value.
+    """Marks a parameter that is not a single number or flag.
 
     Attributes:
         needed: what it must be, in words.
-        unit: what it has several of.
+        unit: what its entries or its length are counted in, in the plural.
     """
 
     needed: str
@@ -64,12 +64,12 @@ class Listed:
 
 
 def _several(value: Any) -> Any:
-    """One string or a list of whatever it may be, as a tuple."""
+    """Return a string as a tuple of one, a list as a tuple, and any other value as it is."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 def _biases(value: Any) -> Any:
-    """`logit_bias`, an object or what it was made into before, as pairs by id."""
+    """Return `logit_bias`, an object or already a sequence of pairs, as pairs sorted by ID."""
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     if not isinstance(pairs, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in pairs):
         return value
@@ -87,7 +87,7 @@ def _biases(value: Any) -> Any:
 
 
 def _json_schema(value: Any) -> Any:
-    """A schema, an object or its text, as one text; keys keep their order, which is that of the output."""
+    """Return a JSON schema, an object or its text, as text. Keys keep their order, which the output follows."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -102,7 +102,7 @@ def _json_schema(value: Any) -> Any:
 
 
 def _schema_file(path: str) -> str:
-    """The text of a file with a JSON schema."""
+    """Return the text of a file with a JSON schema."""
     try:
         text = Path(path).read_text("utf-8")
         value = json.loads(text)
@@ -120,15 +120,16 @@ _TokenId = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class SamplingParams(BaseModel):
-    """How the tokens of one request are chosen. Lists and objects, as JSON has them, become tuples.
+    """How the tokens of one request are chosen. Lists and objects of JSON become tuples.
 
-    The logits are adjusted first, in vLLM's order: `logit_bias`, `repetition_penalty`, `frequency_penalty`,
-    `presence_penalty`, what `min_tokens` rules out, and what does not fit the one of `GUIDES` that is given
-    (`detgen.kernels.penalties`). Then come temperature and the filters, in the order of their declaration. All of it is
-    a function of the request's own tokens. Reported log-probabilities are those of the logits as the model gives them.
+    The logits are adjusted first, in vLLM's order: `logit_bias`, `repetition_penalty`, `frequency_penalty` and
+    `presence_penalty`, then the tokens that `min_tokens` or one of `GUIDES` rules out are excluded
+    (`detgen.kernels.penalties`). Temperature and the filters follow, in the order of their declaration. All of this
+    depends on the request's own tokens alone. Reported log-probabilities are those of the model's unadjusted logits.
 
     Raises:
-        RequestError: if one is of a wrong type or out of range; names the parameter, what it may be and its value.
+        RequestError: if a value has the wrong type or is out of range; the message names the parameter, what it may be
+            and its value.
         TypeError: if there is no such parameter.
     """
 
@@ -226,7 +227,7 @@ class SamplingParams(BaseModel):
         Option("P"),
     ] = 0.0
     logit_bias: Annotated[
-        tuple[tuple[int, float], ...],  # by id
+        tuple[tuple[int, float], ...],  # sorted by token ID
         Field(max_length=300_000, description="Numbers to add to the logits of tokens, by token ID."),
         BeforeValidator(_biases, json_schema_input_type=dict[str, Annotated[float, Field(ge=-100, le=100)]]),
         Listed("an object from token ids to numbers from -100 to 100", "ids"),
@@ -260,7 +261,7 @@ class SamplingParams(BaseModel):
         Listed("a grammar, in Lark or GBNF", "characters"),
     ] = None
 
-    if not TYPE_CHECKING:  # who checks types reads the fields
+    if not TYPE_CHECKING:  # type checkers read the fields instead
 
         def __init__(self, /, **values: Any) -> None:
             try:
@@ -279,26 +280,26 @@ class SamplingParams(BaseModel):
         return self
 
     def with_(self, **changes: Any) -> Self:
-        """The same with other values, checked as the first ones were. One of `GUIDES` takes the place of another."""
+        """Return a copy with some values changed and checked. Setting one of `GUIDES` unsets the others."""
         if any(changes.get(name) for name in GUIDES):
             changes = FREE | changes
-        own = self.__dict__  # which is checked already, and but for two of them each by itself
+        own = self.__dict__  # checked already; only `max_tokens` and `min_tokens` depend on each other
         made = type(self)(**{"max_tokens": self.max_tokens, "min_tokens": self.min_tokens, **changes})
         made.__dict__.update({name: own[name] for name in own.keys() - changes.keys()})
         return made
 
     def check_ids(self, vocabulary: int) -> None:
-        """Check that all token ids are of a vocabulary of this size.
+        """Check that all token IDs are within a vocabulary of this size.
 
         Raises:
-            RequestError: if one is not; names the parameter and the id.
+            RequestError: if one is not; the message names the parameter and the ID.
         """
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", [i for i, _ in self.logit_bias])):
             if (largest := max(ids, default=0)) >= vocabulary:
                 raise RequestError(f"{name} must have ids from 0 to {vocabulary - 1} for this model, got {largest}")
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """Those that are not what they are by default."""
+        """Return the parameters whose values are not the defaults."""
         return ((name, value) for name, value in self.__dict__.items() if value != PARAMETERS[name].default)
 
 
@@ -307,19 +308,19 @@ class Parameter:
     """The declaration of a field of `SamplingParams`.
 
     Attributes:
-        name: of the field, and the key of a JSON line.
-        type: of its values, such as `int`, `float | None` or `tuple[str, ...]`.
+        name: the name of the field, and the key in a JSON line.
+        type: the type of its values, such as `int`, `float | None` or `tuple[str, ...]`.
         default: its value if none is given.
         help: what it does, in a sentence that may name the option's metavar.
         low: the least value; None if there is none.
-        above: a value that it is above; None if there is none.
+        above: an exclusive lower bound; None if there is none.
         high: the greatest value; None if there is none.
-        most: the greatest number of entries.
+        most: the greatest number of entries or characters; None if there is none.
         option: how a command line asks for it; None if no command does.
         aliases: its other names in a JSON line.
         changes_text: whether the text of a verified sample depends on it.
         drawn: how kernels take it; None if they do not.
-        listed: what it has several of; None if it is a single value.
+        listed: how it is described; None for a single number or flag.
     """
 
     name: str
@@ -364,7 +365,7 @@ class Parameter:
         return self.high is not None and self.high <= _SPAN
 
     def refusal(self, why: str, value: Any) -> str:
-        """What is said of a value that pydantic refuses for a reason (the type of its error)."""
+        """Return the message for a value that pydantic refuses; `why` is the type of pydantic's error."""
         if why in ("too_long", "string_too_long") and self.listed is not None:
             return f"{self.name} must be at most {self.most} {self.listed.unit}, got {len(value)}"
         if why == "greater_than" and value == self.above:
@@ -406,7 +407,7 @@ PARAMETERS: dict[str, Parameter] = {name: _parameter(name) for name in SamplingP
 
 
 def _refusal(error: ValidationError, values: Mapping[str, Any]) -> Exception:
-    """The exception for the first of the values that is wrong."""
+    """Return the exception for the first wrong value."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":
         found: Exception = first["ctx"]["error"]
@@ -418,7 +419,7 @@ def _refusal(error: ValidationError, values: Mapping[str, Any]) -> Exception:
         return TypeError(f"there is no sampling parameter {name!r}")
     if within and first["type"] == "less_than_equal":
         return RequestError(f"{name} must have ids of at most {MOST}, got {shown(first['input'])}")
-    long = first["type"] == "string_too_long" and not within  # a schema is counted as a text, whatever was given
+    long = first["type"] == "string_too_long" and not within  # a schema is measured as text, even if given as an object
     given = first["input"] if long else values[str(name)]
     return RequestError(PARAMETERS[str(name)].refusal("" if within else first["type"], given))
 
@@ -427,7 +428,7 @@ def check_text(name: str, text: str) -> None:
     """Refuse half a surrogate pair: JSON can spell it ("\\ud800"), but no tokenizer can read it.
 
     Raises:
-        RequestError: naming it and its position.
+        RequestError: if there is one; the message names `name`, the half and its position.
     """
     try:
         text.encode()
@@ -437,6 +438,6 @@ def check_text(name: str, text: str) -> None:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it."""
+    """Return a value as error messages show it, shortened to 80 characters."""
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,4 +1,4 @@
-"""Progress of long work: an observer, and what it receives. Plain data; imports nothing of detgen."""
+"""The progress of long work, and the observers that receive it. Plain data; imports nothing of detgen."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far something is.
+    """How far the work has come.
 
     Attributes:
         done: finished parts.
-        total: all parts; None if not known.
+        total: all parts; None if unknown.
         unit: what the parts are, such as "prompts".
         seconds: time passed.
-        left: seconds left; None if that cannot be told.
-        figures: what else there is to say, in words, the most important first.
+        left: estimated seconds left; None if there is no estimate.
+        figures: further figures in words, the most important first.
         tokens: generated or scored tokens; None where there are none to count.
-        tokens_per_second: of them.
+        tokens_per_second: the rate of those tokens; None where there is none.
     """
 
     done: int
@@ -38,10 +38,10 @@ class Observer(Protocol):
         """Take a message that deserves a line of its own."""
 
     def stage(self, text: str) -> None:
-        """Take the name of what begins now, such as "loading MODEL"."""
+        """Take the name of the stage that begins now, such as "loading MODEL"."""
 
     def progress(self, progress: Progress) -> None:
-        """Take how far the work is; called at every change, shown as often as a person can read."""
+        """Take the progress of the work; called at every change, shown as often as a person can read."""
 
 
 class Unobserved:

@@ -1,4 +1,4 @@
-"""Standard streams that cannot end a command, whatever happens to them. Imports nothing of detgen."""
+"""Standard streams whose failure never ends a command. Imports nothing of detgen."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TextIO
 
 
 class Forgiving:
-    """A stream that falls silent when it cannot be written, such as one on a full disk.
+    """A stream that falls silent once it cannot be written, such as on a full disk.
 
-    What a command has done is in its files and its exit status.
+    The command goes on: its results are in its files and its exit status.
 
     Attributes:
         failure: why it fell silent; None as long as it has not.
@@ -24,13 +24,13 @@ class Forgiving:
         self.failure: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write it, or leave it out."""
+        """Write the text, or drop it if the stream has failed."""
         with self._silenced():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is held back, or leave it out."""
+        """Write what is buffered, or drop it if the stream has failed."""
         with self._silenced():
             self._stream.flush()
 
@@ -43,7 +43,7 @@ class Forgiving:
             yield
         except OSError as error:
             self.failure = self.failure or error
-            with suppress(OSError):  # what the stream still holds must go somewhere when the process ends
+            with suppress(OSError):  # what is still buffered is written when the process ends
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, self._stream.fileno())
                 os.close(nowhere)
@@ -51,11 +51,11 @@ class Forgiving:
 
 @contextmanager
 def forgiving_streams() -> Iterator[None]:
-    """Make the standard streams forgiving inside the block; say at its end if standard output was cut off."""
+    """Make the standard streams forgiving inside the block; report at its end if standard output was cut off."""
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # closed: the next file to be opened would get its number, and what a library writes to it
+        except OSError:  # closed: the next file opened would get its number, and what libraries print
             os.open(os.devnull, os.O_RDWR)
     former = sys.stdout, sys.stderr
     for name in ("stdout", "stderr"):

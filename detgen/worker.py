@@ -1,7 +1,7 @@
-"""A process of its own that calls functions and sends back what they return, one after the other.
+"""A separate process that calls functions one after another and sends back what they return.
 
-Libraries cannot disturb each other there, memory has a peak of its own, and a crash is an error instead of the end.
-Imports nothing of detgen.
+Libraries in different processes cannot disturb each other, each process has its own peak of memory, and a crash becomes
+an error instead of ending the program. Imports nothing of detgen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 _PATIENCE = 5.0  # seconds that a worker has to end by itself
-# Detgen's package alone becomes importable there, nothing of what is installed beside it.
+# Only detgen's package becomes importable there, not the packages installed next to it.
 _PROGRAM = """
 import importlib.util, sys
 from multiprocessing.connection import Connection
@@ -40,11 +40,11 @@ class Worker:
     """A process that answers one call at a time. A context manager.
 
     Args:
-        name: of the process.
-        environment: variables that it is started with; without those that are None.
-        log: file for what it prints; None leaves it the streams of this process.
-        python: runs it in place of this process's Python, with the packages that are installed there. What is called
-            needs nothing of detgen but modules that import the standard library alone.
+        name: the name of the process.
+        environment: changes to its environment variables; None removes a variable.
+        log: the file that its output is appended to; None for the streams of this process.
+        python: the Python that runs it, with the packages installed there; None for this process's Python. With another
+            Python, functions may use only those modules of detgen that import nothing but the standard library.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         if python is None:
-            # No daemon: what it runs may start processes of its own.
+            # Not a daemon: the functions may start processes of their own.
             started = context.Process(target=_serve, args=(theirs, environment or {}, log), name=name, daemon=False)
             started.start()
             self._process: Any = started
@@ -77,18 +77,18 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be called."""
+        """Whether the process is running and can be called."""
         return bool(self._process.is_alive())
 
     def begin(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Begin a call; `finish` waits for it. Meanwhile this process goes on.
+        """Begin a call without waiting for it; `finish` does that.
 
         Args:
-            function: of a module; imported there.
-            arguments: that can be pickled.
+            function: a function of a module, which the worker imports.
+            arguments: its arguments, which must be picklable.
 
         Raises:
-            WorkerError: the worker has died.
+            WorkerError: if the worker has died.
         """
         try:
             self._connection.send((function, arguments))
@@ -96,14 +96,14 @@ class Worker:
             raise WorkerError(self._death()) from None
 
     def ready(self, seconds: float) -> bool:
-        """Whether `finish` would not wait, after waiting for so many seconds at most."""
+        """Wait at most so many seconds; return whether `finish` can return at once."""
         return self._connection.poll(max(seconds, 0.0))
 
     def finish(self) -> Any:
-        """Wait for the call that was begun first, and return what it returned.
+        """Wait for the oldest unfinished call, and return its result.
 
         Raises:
-            WorkerError: it failed, or the worker has died.
+            WorkerError: if the call failed or the worker has died.
         """
         try:
             good, answer = self._connection.recv()
@@ -114,12 +114,12 @@ class Worker:
         return answer
 
     def call(self, function: Callable[..., object], *arguments: Any) -> Any:
-        """Call a function and wait for what it returns; arguments and errors as `begin` and `finish`."""
+        """Call a function and return its result; arguments and errors as for `begin` and `finish`."""
         self.begin(function, *arguments)
         return self.finish()
 
     def close(self, patience: float = _PATIENCE) -> None:
-        """Hang up; it ends by itself, or is ended after so many seconds."""
+        """Close the connection, so that the worker ends; if it has not after so many seconds, terminate or kill it."""
         self._connection.close()
         for end in (lambda: None, self._process.terminate, self._process.kill):
             end()
@@ -141,7 +141,7 @@ class Worker:
 
 
 class _Program:
-    """A worker's process that another Python runs, with the methods of a multiprocessing.Process."""
+    """A worker's process that another Python runs, with the methods of multiprocessing.Process that `Worker` uses."""
 
     def __init__(self, python: str, connection: Connection) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -166,13 +166,13 @@ class _Program:
 
 
 def serve_from(connection: Connection) -> None:
-    """The side of a worker that another Python runs; it is told its environment and its log first."""
+    """Serve calls in a worker that another Python runs; receives its environment and its log first."""
     environment, log = connection.recv()
     _serve(connection, environment, log)
 
 
 def _serve(connection: Connection, environment: Mapping[str, str | None], log: Path | None) -> None:
-    """The worker's side: calls until the other side hangs up; answers (True, result) or (False, what went wrong)."""
+    """Serve calls until the other side closes the connection; answers are (True, result) or (False, the error)."""
     for name, value in environment.items():
         if value is None:
             os.environ.pop(name, None)
@@ -196,7 +196,7 @@ def _serve(connection: Connection, environment: Mapping[str, str | None], log: P
 
 
 def describe(error: BaseException) -> str:
-    """One line of what went wrong."""
+    """Describe an error in one line."""
     lines = str(error).strip().splitlines() or [""]
     kind = type(error).__name__
     if "out of memory" in str(error).lower() or isinstance(error, MemoryError):
