@@ -36,9 +36,11 @@ from detgen.kernels.pass_cost import attention_area
 
 _MOST = 8  # tokens of a draft, unless the user says how many
 _PRIOR = 4.0  # weight of a prior, in tokens: Beta(2, 2) for the run, as much at the run's rate for a sequence
-_MEMORY = 100.0  # tokens that a rate of the run is about; older ones fade
-_ROUNDS = 9  # of whose times the median is taken
-_SHARE = 0.003  # of the time, that trying drafters again may lose, and that looking in vain may take, of all together
+_MEMORY = 100.0  # tokens after which an observation counts 1/e in a rate of the run
+_ROUNDS = 9  # the median is of so many ratios
+# The share of the time that trying drafters again may lose, and the share that looking in vain may take, both of all
+# drafters together.
+_SHARE = 0.003
 _NOTHING = Draft([], "none")
 
 
@@ -95,12 +97,12 @@ class Plan(NamedTuple):
     drafter: str
     speed: float  # tokens per second
     counts: list[int]  # tokens that each sequence drafts
-    predicted: float  # seconds as fitted, all that a model reads first included; those of one pass for "none"
-    loss: Callable[[float], float]  # seconds that its tokens are not worth at another speed
+    predicted: float  # seconds by the fitted cost, with all that a model reads first; for "none", of one pass
+    loss: Callable[[float], float]  # seconds that it loses compared with a speed
 
 
 class AutoDrafter(Drafter):
-    """Drafts by whatever promises the most tokens per second, or always by one drafter at its best lengths."""
+    """Drafts with the drafter that promises the most tokens per second, or always with one at its best lengths."""
 
     while_reading = False
     plans = True
@@ -115,13 +117,13 @@ class AutoDrafter(Drafter):
         self._lengths = range(1, _MOST + 1) if parts.draft_tokens is None else (most,)
         self._by_model = {name: Rate() for name in self._models}
         self._by_match = [Rate() for _ in range(MOST_MATCHED + 1)]
-        self._found: list[tuple[list[int], int]] = []  # of each sequence, what was looked up last and after what match
+        self._found: list[tuple[list[int], int]] = []  # by sequence: the tokens last looked up, the match's length
         self._matched: dict[int, int] = {}  # by slot, the length of the match before its draft
         self._ratios: dict[tuple[str, int], deque[float]] = {}  # by drafter and size of the round
-        self._factors: dict[tuple[str, int] | str, float] = {}  # their medians; by drafter alone, the latest
+        self._factors: dict[tuple[str, int] | str, float] = {}  # medians of the ratios; by drafter alone, the latest
         self._seconds, self._steps = 0.0, 1.0  # of all rounds; passes of the last round without drafts
         self._round: Plan | None = None
-        self._in_vain: dict[str, float] = {}  # seconds of looks in the last round at what was not the best
+        self._in_vain: dict[str, float] = {}  # seconds of the last round spent on plans that were not taken
         self._last: defaultdict[str, float] = defaultdict(float)  # when each had its last round
         self._again = dict.fromkeys((name,) if self._alone else ("ngram", *self._models), 0.0)  # when to ask each
         self._share = _SHARE / len(self._again)
@@ -167,7 +169,7 @@ class AutoDrafter(Drafter):
         self._last[chosen.drafter] = now
         self._in_vain = {way: s for way, s in took.items() if way not in (best.drafter, chosen.drafter)}
         for way, seconds in took.items():
-            # The best waits only for a round without drafts, which makes several passes if no drafter is asked.
+            # The best drafter waits for one round at most: a round without drafts runs several passes if none is asked.
             wait = seconds if way == best.drafter else seconds / self._share
             self._again[way] = now if way == chosen.drafter else now + wait
         return chosen, chosen is best

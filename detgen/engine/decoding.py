@@ -132,7 +132,7 @@ class Decoding:
     def _draft(self, slots: np.ndarray, most: int, *, plans: bool) -> _Drafts | _Planned | None:
         """Return the drafts of slots that decode, at most `most` tokens each; None if there are none.
 
-        Or how a device drafts them, if `plans` allows that.
+        Return how a device drafts them instead, if `plans` allows that.
         """
         live = self._scheduler.live
         verified = live.verified[slots]
@@ -153,7 +153,7 @@ class Decoding:
             return _Planned(drafts, counts)
         if not any(draft.tokens for draft in drafts):
             return None
-        # Whatever a custom drafter returns, there are no pages for more, and nothing is known of other tokens.
+        # A custom drafter may return more tokens than there are pages for, or tokens that the target does not have.
         found = [draft._replace(tokens=self._known(draft.tokens[:n])) for draft, n in zip(drafts, lengths, strict=True)]
         counts[verified] = [len(draft.tokens) for draft in found]
         tokens = np.fromiter(chain.from_iterable(draft.tokens for draft in found), np.int64, int(counts.sum()))
@@ -198,8 +198,8 @@ class Decoding:
                 yield self._chain(call, choosing)
                 return
         for part in self._scheduler.passes(windows):
-            there = live.busy[part.slots]  # others broke off in the round's last pass
-            if self._thinking is not None:  # or thought, so that what lies behind is to be read with another state
+            there = live.busy[part.slots]  # the others broke off in an earlier pass
+            if self._thinking is not None:  # or thought: what follows must be read with another state
                 there &= live.cached[part.slots] == part.starts
             if not there.all():
                 part = Windows.of(w for w, wanted in zip(part, there, strict=True) if wanted)
@@ -211,7 +211,7 @@ class Decoding:
                 yield Ran(part, results, broken, drafts and drafts.drafters)
 
     def _rounds(self, windows: Windows, planned: _Planned, most: int) -> Iterator[Ran]:
-        """Run rounds in one call, in which the device drafts and goes on from what stands."""
+        """Run rounds in one call, in which the device drafts and continues from what it accepts."""
         committing, (plan, counts) = self.committing, planned
         choices = None if committing.plain(windows) else committing.choices(WantedRows.of(windows))
         asked = rounds_ahead(self._scheduler, windows, plan, counts, most, choices)

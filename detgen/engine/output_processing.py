@@ -30,7 +30,7 @@ from detgen.kernels.sampling import Choices, choose
 from detgen.program.arrays import Array, array
 from detgen.runner.kv_cache import KVCache
 
-_BROKEN = -2  # in place of the token that a row chooses which is not finite
+_BROKEN = -2  # stands for the choice of a row that is not finite
 
 
 class Trace(Protocol):
@@ -136,10 +136,10 @@ class OutputProcessor:
             tokens = array(picked.tokens)
             # Of a row that is not finite, the chosen logit is not finite either.
             finite = np.isfinite(of_tokens(results, picked.tokens))
-        if broken:  # one measure for all rows: those that decode now may be read another time
+        if broken:  # as for rows of prompts, since a row that decodes now may be read as one another time
             finite &= ~np.isin(rows.rows_of_pass(windows), broken)
         formed = live.formed[rows.slots] & live.busy[rows.slots]
-        for i in formed.nonzero()[0].tolist():  # nor can a token be chosen where a mask fails
+        for i in formed.nonzero()[0].tolist():  # where a mask fails, no token can be chosen either
             seq, first = live[int(rows.slots[i])], int(rows.firsts[i])
             draft = rows.drafted[first : first + int(rows.counts[i]) - 1].tolist()
             finite[first : first + len(draft) + 1] &= [not seq.fails(draft[:n]) for n in range(len(draft) + 1)]
@@ -151,9 +151,9 @@ class OutputProcessor:
         stopped &= ~live.watched[slots]
         ends = stopped | (produced >= live.limit[slots] - live.prompt[slots])
         accepted, committed = judge(rows.firsts, rows.drafted, chosen, ends)
-        there = live.busy[rows.slots]  # others broke off while their tokens were read
+        there = live.busy[rows.slots]  # the others have broken off
         committed = self._sound(rows, chosen, np.where(there, committed, 0))
-        if ran.chained:  # what agrees was no draft
+        if ran.chained:  # these tokens were not drafted
             rows = replace(rows, drafted=np.full_like(rows.drafted, NONE))
         if not committed.any():
             return None
@@ -238,12 +238,12 @@ class OutputProcessor:
                 int(x[i]) for x in (windows.slots, windows.starts, windows.lengths, windows.logits)
             )
             if slot not in live:
-                continue  # it broke off in a pass before, of the same call
+                continue  # it broke off in an earlier pass of the same call
             self._stats.prompt_tokens += count - max(logits - 1, 0)
             row = int(firsts[i])
             at = next((b for b in broken if row <= b < row + count - logits), None)
             if at is None and logits:
-                continue  # the last row is not cached before a token was committed after it: its logits may be broken
+                continue  # the last row is cached once a token is committed after it: its logits may be broken
             cached = start + count if at is None else start + at - row
             self._scheduler.advance(np.array([slot]), np.array([cached]))
             if at is not None:

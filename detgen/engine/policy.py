@@ -16,11 +16,11 @@ from detgen.kernels.input_batch import MOST_ROWS, Windows
 from detgen.kernels.pass_cost import PassCost
 from detgen.kernels.rounds import Rounding
 
-# Passes in one call, where there is no drafting; more gain little, and a slot waits for them when its sample ends. A
-# sequence that is alone delays no other, so there are more of them as long as they are over soon.
+# Most passes in one call without drafts, by default and for a single sequence. More would gain little, and a slot whose
+# sample has ended waits for them. A single sequence delays no other, so it gets more if they take at most `_SOON`.
 CHAINED, ALONE = 4, 16
 _SOON = 0.01  # seconds
-_LOGITS = 1 << 25  # most entries of logits that one call leaves behind
+_LOGITS = 1 << 25  # most logits that one call may keep
 
 
 class Passes(Protocol):
@@ -104,7 +104,7 @@ class Policy:
         chaining = self._passes.chaining
         assert chaining is not None, "it may chain"
         kept = chaining.kept
-        if not kept:  # what is chosen stands, and penalties count it
+        if not kept:  # the choices are final, and penalties count them
             return not live.formed[slots].any()
         return self._passes.rewinds and not live.adjusted[slots].any() and len(slots) * most * kept <= _LOGITS
 

@@ -1,7 +1,7 @@
-"""Rounds of drafting and verifying that one call runs before the host has seen the first: what is asked, what it gave.
+"""Prepares rounds of drafting and verifying that one call runs before the host sees the first, and takes their results.
 
-What a device commits only decides what the next round of the call reads: each round is verified again, and written to
-the log, as one that the host has seen by itself. Affects only speed.
+What a device commits only decides what the next round of the call reads: the host verifies each round again, and writes
+it to the log like a round of its own. Affects only speed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from detgen.kernels.input_batch import Windows
 from detgen.kernels.rounds import Limits, Round, Rounds
 from detgen.kernels.sampling import Choices
 
-_SPARED = 16  # live sequences for each that may have ended before a call is over, where others wait for its slot
+_SPARED = 16  # live sequences per one that may end before a call is over, while others wait for its slot
 
 
 def rounds_ahead(
@@ -53,14 +53,14 @@ def rounds_ahead(
 def results(
     scheduler: Scheduler, asked: Rounds, plan: DraftPlan, rounds: list[Round], codes: tuple[int, int]
 ) -> Iterator[Ran]:
-    """Yield what each round gave of the sequences that have not ended; each is committed before the next is asked for.
+    """Yield the results of each round for sequences that have not ended; each is committed before the next is taken.
 
     Args:
         scheduler: has the live sequences.
         asked: the rounds that were asked for.
         plan: how they drafted.
-        rounds: what they gave.
-        codes: indexes into the log's names: who drafted, and the drafter of empty drafts.
+        rounds: their results.
+        codes: indexes into the log's names of drafters: of the one that drafted, and of the one of empty drafts.
     """
     live, drafted = scheduler.live, asked.limits.drafted
     for windows, which, scores, broken in rounds:

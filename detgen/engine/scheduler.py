@@ -21,10 +21,10 @@ from detgen.runner.block_manager import Prefix
 from detgen.runner.kv_cache import KVCache
 from detgen.runner.snapshots import Snapshots
 
-# Live sequences for each page that is kept when others are admitted. With fewer, room stays unused where pages are
+# Live sequences per page that is kept free when others are admitted. With fewer, pages stay unused where they are
 # scarce; with more, sequences are preempted again and again.
 _GROWING = 4
-_TIGHT = 16  # waiting sequences that do not fit, after which no others are looked at in a round
+_TIGHT = 16  # a round looks at no more waiting sequences after so many that do not fit
 _Number = TypeVar("_Number", int, np.ndarray)
 _NOTHING = Prefix([], -1, 0, False)
 
@@ -107,7 +107,7 @@ class Scheduler:
 
     def admit(self) -> None:
         """Give pages and slots to waiting sequences, in order."""
-        tight: list[Sequence] = []  # those that do not fit
+        tight: list[Sequence] = []  # sequences that do not fit
         at = 0
         self.expected = False
         while at < len(self.waiting) and len(tight) < _TIGHT and len(self.live) < self._batch_size:
@@ -137,7 +137,7 @@ class Scheduler:
         if not self._prefix_cache:
             return blocks, _NOTHING
         seq.keys = self._pages.keys(seq.tokens, seq.keys)
-        end = seq.asked_from + 1  # what is behind goes through a pass for its logits, whatever the cache holds
+        end = seq.asked_from + 1  # the rest needs a pass for its logits, whatever is cached
         prefix = self._pages.find(seq.tokens[:end], seq.keys[: end // BLOCK])
         if self._thinking is not None:
             prefix = prefix.cut(self._thinking.chunk)
@@ -163,7 +163,7 @@ class Scheduler:
             self._thinking.start(slot, prefix.shared)
         if self._block_ends is not None:
             self._block_ends.begin(seq, known, prefix)
-        self.live.cached[slot] = prefix.shared  # only now: whatever ends the run before must not share them
+        self.live.cached[slot] = prefix.shared  # only now, so that no incomplete page is shared if the run ends earlier
         self._started(slot, seq.tokens, prefix.shared)
         self.reused += prefix.shared
 
@@ -198,7 +198,7 @@ class Scheduler:
         """Take the youngest sequence's pages; it goes back to its place in the queue."""
         seq = self.live[self.live.youngest()]
         self.release(seq)
-        seq.passed = self._batch_size  # no other takes the pages that it waits for
+        seq.passed = self._batch_size  # no other may overtake it and take its pages
         self.preemptions += 1
         at = next((i for i, other in enumerate(self.waiting) if other.order > seq.order), len(self.waiting))
         self.waiting.insert(at, seq)

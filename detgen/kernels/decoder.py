@@ -61,7 +61,7 @@ class StateShape(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """How many numbers are kept of a row that is not certain."""
+        """Number of values that are kept of a row that is not certain."""
         values = self.heads * self.values
         return self.key_heads * self.size + values + (values if self.selective else 2 * self.heads)
 
@@ -97,18 +97,18 @@ class StateBuffers(Protocol):
 
 
 class Chaining(Protocol):
-    """Runs several passes in one call, in which sequences go on with the tokens that they choose.
+    """Runs several passes in one call, in which sequences continue with the tokens that they choose.
 
-    A batch is the first pass, whose windows want one row each, or none, like those of `later` passes; `lengths`, int64
-    [windows that want a row], are the passes from its own on that each takes part in, at least 1. They are lowered
-    where results are not finite and where a sequence ends. Results are of the rows that stand then, in the order of the
-    windows. Rows whose last keys are not finite are named by their numbers: first come those that want nothing, pass
-    by pass, then those of the results.
+    A batch is the first pass. Its windows want one row each, or none, as do those of the `later` passes. `lengths`,
+    int64 [windows that want a row], is the number of passes that each takes part in, its own included, at least 1. It
+    is lowered where results are not finite and where a sequence ends; results are of the rows that then remain, in the
+    order of the windows. The broken rows, those whose last keys are not finite, are given by number: rows that want
+    nothing are counted first, pass by pass, then the rows of the results.
 
     Attributes:
         outputs: entries of a row of logits, or of hidden states where there is no output layer.
-        kept: entries of logits that `sample` leaves behind for each row; 0 where it leaves scores alone.
-        stops: whether a sequence has no passes after its end; otherwise they are computed for nothing.
+        kept: number of logits that `sample` keeps for each row; 0 if it keeps only scores.
+        stops: whether a sequence takes part in no passes after its end; otherwise they are computed for nothing.
         reads: whether windows may want no row, or join later; otherwise all are in the first pass and want a row.
     """
 
@@ -118,17 +118,17 @@ class Chaining(Protocol):
     reads: bool
 
     def chain(self, batch: InputBatch, lengths: np.ndarray, ends: Ends | None) -> tuple[Scores, list[int]]:
-        """Let each sequence go on with its largest logit; a row whose last keys are not finite counts as not finite."""
+        """Continue each sequence with its largest logit; a row whose last keys are not finite counts as not finite."""
         ...
 
     def sample(
         self, batch: InputBatch, lengths: np.ndarray, choices: Choices, ends: Ends | None
     ) -> tuple[np.ndarray, Array | Scores, list[int]]:
-        """Let each sequence go on with its likely choice; a choice that cannot be known lowers its length, too.
+        """Continue each sequence with its likely choice; a choice that cannot be known lowers its length, too.
 
         Returns:
-            What each row is likely to choose, int64 [rows]; the rows' logits, or their scores where there is no more to
-            tell; and the rows that are named.
+            The likely choice of each row, int64 [rows]; the rows' logits, or their scores if `kept` is 0; and the
+            broken rows.
         """
         ...
 

@@ -172,19 +172,19 @@ class InputBatch:
 
     @property
     def choosing(self) -> tuple[Windows, np.ndarray]:
-        """The last token of each window that wants a row, of later ones, too, and its pass from this one, int64 [n]."""
+        """The last tokens of windows that want a row, also of later ones, and their passes from this one, int64 [n]."""
         if self._choosing is None:
             lasts = [windows.lasts() for windows in (self.windows, *self.later)]
             self._choosing = reduce(Windows.joined, lasts), np.repeat(np.arange(len(lasts)), list(map(len, lasts)))
         return self._choosing
 
     def after(self, passes: int, there: np.ndarray) -> InputBatch:
-        """The pass so many passes later: those of `choosing` that go on, int64 [n], have a row each, before others."""
+        """Return the pass that many passes later; those of `choosing` in `there`, int64 [n], have a row each, first."""
         (w, begins), ones = self.choosing, np.ones(len(there), np.int64)
         windows = Windows(w.slots[there], (w.starts - begins)[there] + passes, ones, ones, 0 * ones)
         if passes <= len(self.later):
             windows = windows.joined(self.later[passes - 1])
-        spans = None  # every row of the passes before stands, so states are where the windows start
+        spans = None  # all rows of earlier passes are accepted, so states are where the windows start
         if self.spans is not None:
             spans = spans_of(windows, windows.starts, windows.starts + windows.lengths)
         return pack(windows, self._tables, self._group, spans)

@@ -1,4 +1,4 @@
-"""Rounds of drafting and verifying that one call runs before the host has seen the first of them: what goes in and out.
+"""The inputs and results of rounds of drafting and verifying that one call runs before the host sees the first.
 
 A back end that can do this judges drafts itself, but only in order to go on: callers judge again what they commit.
 """
@@ -16,7 +16,7 @@ from detgen.kernels.sampling import Choices
 
 
 class Limits(NamedTuple):
-    """How far sequences go in a call; all arrays are int64 [sequences], lengths are tokens of prompt and completion.
+    """How far sequences go in a call. All arrays are int64 [sequences]; lengths are tokens of prompt and completion.
 
     Attributes:
         drafted: most tokens that each drafts in a round; 0 for a sequence that only takes part in verifying passes.
@@ -43,10 +43,10 @@ class Rounds(NamedTuple):
         windows: the last token of each sequence, in windows of one token.
         prompts: int64 [sequences], tokens of each prompt.
         limits: how far they go.
-        reads: what the drafting model reads first, of the sequences that draft, in their order; one row each is wanted.
-        again: how many of its last tokens it reads of each in later rounds.
-        choices: how the next token of each is chosen, later ones likewise at the positions behind it; None if all take
-            their largest logit.
+        reads: what the drafting model reads first, of the sequences that draft, in their order; each wants one row.
+        again: number of each sequence's last tokens that it reads in later rounds.
+        choices: how the next token of each is chosen; later ones are chosen in the same way, at their positions. None
+            if all take their largest logit.
     """
 
     turns: int
@@ -65,12 +65,12 @@ class Rounds(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a round gives, of the sequences that had not ended before it.
+    """The results of a round, for the sequences that had not ended before it.
 
     Attributes:
         windows: what its verifying passes read: the last token of each sequence, and its draft.
-        which: int64 [windows], which sequences these are.
-        scores: of all rows.
+        which: int64 [windows], the sequences.
+        scores: scores of all rows.
         broken: rows with a key of the last layer that is not finite.
     """
 
@@ -82,10 +82,10 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """A pass of a round, as it is launched in each: windows of as many rows as a sequence may have there.
+    """A pass as it is launched in each round: its windows have as many rows as a sequence may have there.
 
     Attributes:
-        batch: its rows as of the first round; those behind the first one of each window are placeholders.
+        batch: its rows as of the first round; those after the first one of each window are placeholders.
         which: int64 [windows], the sequences.
         column: which token comes first in a window: 0 for the one before the last, 1 for the last.
         step: the number of tokens drafted before; -1 for a pass that verifies.
@@ -102,8 +102,8 @@ class Passes(NamedTuple):
 
     Attributes:
         first: what the drafting model reads in the first round.
-        drafting: the passes that draft, step by step; the first one is that of later rounds.
-        verifying: the passes that verify, each of some of the sequences.
+        drafting: the passes that draft, step by step; the first step's is for the rounds after the first.
+        verifying: the passes that verify, each with some of the sequences.
     """
 
     first: Pass

@@ -34,14 +34,14 @@ _MOST_TIMED = 256  # rows of passes that are only timed
 
 
 class Exchanging(Protocol):
-    """Knows the states of slots, for the passes of a thinking model."""
+    """Provides the states of slots for the passes of a thinking model, and takes hidden states."""
 
     def exchange(self, windows: Windows) -> Exchange:
-        """What the rows of a pass bring."""
+        """Return the states for the rows of a pass."""
         ...
 
     def note(self, windows: Windows, hidden: torch.Tensor) -> None:
-        """Hold what T reads, float32 [tokens, hidden], of the rows of a pass."""
+        """Keep the hidden states of the rows of a pass that T reads, float32 [tokens, hidden]."""
         ...
 
 
@@ -57,7 +57,7 @@ class ModelRunner:
         passes: passes run so far.
         rows: rows of these passes.
         cost: cost of the passes and of choosing their tokens.
-        thinking: brings the states of rows that bring none themselves; None if the model does not think.
+        thinking: provides the states for passes that are run without an exchange; None if the model does not think.
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, group: int) -> None:
@@ -70,44 +70,44 @@ class ModelRunner:
         self._group = group
 
     def counting(self) -> ModelRunner:
-        """The same model, cache, cost and states with counters of its own."""
+        """Return a runner of the same model, cache, cost and states, with its own counters."""
         other = ModelRunner(self.decoder, self.cache, self._group)
         other.cost, other.thinking = self.cost, self.thinking
         return other
 
     def by(self, decoder: Decoder) -> ModelRunner:
-        """Passes of another decoder over the same cache, with the same states and cost and counters of its own."""
+        """Return a runner of another decoder over the same cache and states, with its own cost and counters."""
         other = ModelRunner(decoder, self.cache, self._group)
         other.thinking = self.thinking
         return other
 
     @property
     def concurrent(self) -> bool:
-        """Whether several threads may run passes at a time: no state is held during a pass."""
+        """Whether several threads may run passes at once; not where passes keep states."""
         return self.thinking is None and self.cache.states is None and self.decoder.concurrent
 
     @property
     def chaining(self) -> Chaining | None:
-        """Runs several passes in one call; None where that cannot be done now."""
+        """Runs several passes in one call; None where that is impossible now."""
         return None if self.thinking is not None else self.decoder.chaining
 
     @property
     def rounding(self) -> Rounding | None:
-        """Runs several rounds in one call; None where that cannot be done."""
+        """Runs several rounds in one call; None where that is impossible."""
         return self.decoder.rounding if self.thinking is None and self.rewinds else None
 
     @property
     def rewinds(self) -> bool:
-        """Whether rows of any number of passes may turn out not to stand: states cannot be set back so far."""
+        """Whether the rows of any number of passes can be rolled back; states cannot go back that far."""
         return self.cache.states is None
 
     @property
     def most_drafted(self) -> int:
-        """The most draft tokens of a window."""
+        """Maximum number of draft tokens in a window."""
         return MOST_ROWS - 1 if self.cache.states is None else MOST_DRAFTED
 
     def pack(self, windows: Windows, later: Sequence[Windows] = ()) -> InputBatch:
-        """The rows of a pass; `later` are the windows that join in those behind it, of one call."""
+        """Pack the rows of a pass; `later` are the windows that join in the following passes of the same call."""
         states, spans = self.cache.states, None
         if states is not None:
             states.reach(1 + max((int(w.slots.max()) for w in later if len(w)), default=0))
@@ -158,15 +158,15 @@ class ModelRunner:
 
         Args:
             windows: at most one per slot.
-            broken: takes the rows whose hidden states before the last layer are not finite, ascending; known by the
-                keys that the last layer makes of them. What the last layer itself breaks shows in the logits.
-            exchange: brings a state for each token of the windows, and takes their hidden states.
-            scored: whether only the largest logits are asked for.
-            choices: makes how the rows' tokens are chosen, if nothing but these is asked for.
+            broken: receives, ascending, the rows whose hidden states before the last layer are not finite, as the keys
+                of the last layer show. What the last layer itself breaks shows in the logits.
+            exchange: provides a state for each token of the windows, and takes their hidden states.
+            scored: whether only the largest logits are needed.
+            choices: returns how the rows' tokens are chosen, if only these tokens are needed.
 
         Returns:
-            float32 [sum of the windows' `logits`, vocabulary], in the order of the windows; where only what is chosen
-            is asked for and the decoder can tell without storing all, the rows' scores.
+            Logits, float32 [sum of the windows' `logits`, vocabulary], in the order of the windows. The rows' scores
+            instead if only chosen tokens are needed and the decoder finds them without storing all logits.
         """
         started = time.perf_counter()
         if not isinstance(windows, Windows):
@@ -187,22 +187,23 @@ class ModelRunner:
     def chain(
         self, windows: Windows, lengths: np.ndarray, ends: Ends | None = None, later: Sequence[Windows] = ()
     ) -> tuple[np.ndarray, Scores, list[int]]:
-        """Run passes one after the other in one call: each sequence goes on with its largest logit.
+        """Run consecutive passes in one call: each sequence continues with the token of its largest logit.
 
-        What `run` with `scored` gives for the same rows. Entries are written for all but a sequence's last token.
+        Results are those of `run` with `scored` for the same rows. Entries are written for all tokens but the last one
+        that a sequence chooses.
 
         Args:
-            windows: those of the first pass, which want one row each, or none.
-            lengths: int64 [windows that want a row], passes from its own on that each takes part in, at least 1;
-                lowered where results are not finite, and where a sequence ends. The pages of its slot must reach to the
-                last of them.
-            ends: where they do; None for nowhere.
-            later: windows that join in each of the passes behind, likewise; only where the decoder `reads`.
+            windows: the windows of the first pass, which want one row each, or none.
+            lengths: int64 [windows that want a row], number of passes that each takes part in, its own included, at
+                least 1; lowered where results are not finite, and where a sequence ends. The pages of its slot must
+                reach to the last of them.
+            ends: where sequences end; None for nowhere.
+            later: windows of the same form that join in each of the following passes; only where the decoder `reads`.
 
         Returns:
-            The token that each row read, the last one of the window or what the row before chose, int64 [sum of
-            lengths], in the order of the windows, the rows' scores, and the rows that are named (`Chaining`). A row is
-            not finite, either, whose last keys are not.
+            The token that each row read (the last one of its window, or what the row before chose), int64 [sum of
+            lengths], in the order of the windows; the rows' scores; and the broken rows (`Chaining`). A row whose last
+            keys are not finite counts as not finite.
         """
         batch = self.pack(windows, later)
         scores, broken = self._chained(batch, lengths, lambda of: of.chain(batch, lengths, ends))
@@ -216,20 +217,20 @@ class ModelRunner:
         ends: Ends | None = None,
         later: Sequence[Windows] = (),
     ) -> tuple[np.ndarray, Array | Scores, list[int]]:
-        """Run passes one after the other in one call: each sequence goes on with what it is likely to choose.
+        """Run consecutive passes in one call: each sequence continues with its likely choice.
 
-        Where it chooses something else in truth, the rows behind have read a token that is not there.
+        Where the true choice is another token, the rows after it have read a wrong token.
 
         Args:
-            windows: see `chain`, like ends and later.
-            lengths: also lowered where the choice cannot be known.
-            choices: how the first token of each is chosen; the next ones likewise, at the positions behind it.
-            ends: where sequences end.
-            later: what joins.
+            windows: see `chain`.
+            lengths: see `chain`; also lowered where the choice cannot be known.
+            choices: how the first token of each is chosen; later ones are chosen in the same way, at their positions.
+            ends: see `chain`.
+            later: see `chain`.
 
         Returns:
-            The token that each row read, int64 [sum of lengths], in the order of the windows, the rows' logits, or
-            their scores where there is no more to tell, and the rows that are named.
+            The token that each row read, int64 [sum of lengths], in the order of the windows; the rows' logits, or
+            their scores where the decoder keeps no logits; and the broken rows (`Chaining`).
         """
         batch = self.pack(windows, later)
         chosen, rows, broken = self._chained(batch, lengths, lambda of: of.sample(batch, lengths, choices, ends))
@@ -242,12 +243,12 @@ class ModelRunner:
         choices: Sequence[Choice],
         growing: Sequence[Growing | None] | None = None,
     ) -> list[list[int]]:
-        """What each sequence is likely to choose next; arguments as those of `sample`, with its adjustments apart."""
+        """Return the likely next choices of each sequence; arguments as for `sample`, adjustments in `growing`."""
         batch, how = self.pack(windows), replace(Choices.of(choices), adjustments=None, growing=growing)
         return self._chained(batch, lengths, lambda of: of.draft(batch, lengths, how))
 
     def rounds(self, drafting: ModelRunner, asked: Rounds) -> list[Round]:
-        """Run rounds of drafting and verifying in one call; each sequence goes on from what would be committed of it.
+        """Run rounds of drafting and verifying in one call; each sequence continues from what would be committed.
 
         Args:
             drafting: runs the passes that draft, in the same pages or over the same cache.
@@ -268,7 +269,7 @@ class ModelRunner:
         return found
 
     def _seconds(self, runner: ModelRunner, batch: InputBatch) -> float:
-        """Return what a pass of a runner probably takes, or one of this runner if nothing is known of the other."""
+        """Return the predicted time of a runner's pass, by this runner's cost if its own is unknown, else in rows."""
         rows, area = len(batch.ids), float(batch.area)
         return runner.cost.predict(rows, area, 0) or self.cost.predict(rows, area, 0) or float(rows)
 
@@ -296,7 +297,7 @@ class ModelRunner:
         return Passes(first, steps, verifying)
 
     def _chained(self, batch: InputBatch, lengths: np.ndarray, call: Callable[[Chaining], _Found]) -> _Found:
-        """What a call that runs several passes gives; all that ran are counted."""
+        """Run several passes by one call, count those that ran, and return the call's result."""
         chaining = self.chaining
         assert chaining is not None, "asked before"
         started, asked = time.perf_counter(), lengths.copy()
@@ -309,7 +310,7 @@ class ModelRunner:
         return found
 
     def _count(self, batch: InputBatch, lengths: np.ndarray, seconds: float) -> None:
-        """Count the passes of one call, and learn what they cost, as they are predicted to share its time.
+        """Count the passes of one call, and learn their costs from its time, shared out as the costs predict.
 
         `lengths` are those that ran.
         """
@@ -330,7 +331,7 @@ class ModelRunner:
 
 
 def _read(batch: InputBatch, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """What the rows of passes one after the other read: the last token of a window, or what the row before chose."""
+    """Return what each row of consecutive passes read: the last token of its window, or what the row before chose."""
     tokens = np.empty_like(chosen)
     tokens[1:] = chosen[:-1]
     tokens[lengths.cumsum() - lengths] = batch.choosing[0].tokens
