@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -77,7 +77,6 @@ class Writer:
         self,
         folder: OutputFolder,
         samples: Samples,
-        say: Callable[[str], None] = lambda text: None,
         *,
         pieces: Pieces,
         log: str | None = ACCEPTANCE,
@@ -86,7 +85,7 @@ class Writer:
         assert isinstance(samples.own, FolderStore)
         self.totals, self.fresh = Totals(), Totals()
         self.done = self.errors = self.resumed = self.reused = 0
-        self._folder, self._say, self._pieces = folder, say, pieces
+        self._folder, self._pieces = folder, pieces
         self._samples, self._store = samples, samples.own
         self._store.begin()
         self._slots: dict[int, _Slot] = {}

@@ -193,7 +193,7 @@ def _generate(
     pieces = pieces_of(config.engine.target, trusted=config.engine.trust_remote_code)
     for _ in range(_ATTEMPTS):
         with (
-            closing(Writer(folder, samples, observer.message, pieces=pieces, log=log_name(manifest))) as writer,
+            closing(Writer(folder, samples, pieces=pieces, log=log_name(manifest))) as writer,
             writer.rescuing(),
         ):
             work = Work(config, source, engine, writer, observer, inspection.prompts)
