@@ -27,7 +27,7 @@ from detgen.program.program import Program
 from detgen.program.rows import NOT_A_NUMBER, Rows, Take
 from detgen.program.storage import FORMATS
 
-_Linear = steps.Linear | steps.ScoredLinear | ExpertLinear
+_Linear = steps.Linear | steps.HeadLinear | steps.ScoredLinear | ExpertLinear
 
 
 class Programs(Protocol):

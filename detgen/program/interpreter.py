@@ -212,6 +212,13 @@ def _linear(step: steps.Linear, at: Pass) -> None:
 
 
 @compute.register
+def _head_linear(step: steps.HeadLinear, at: Pass) -> None:
+    passed, x = at[step.x].unflatten(1, (step.heads, -1)).tensor_split([step.passed], -1)
+    found = sums(x, step.weight, torch.arange(step.heads))[..., : step.weight.outputs]
+    at[step.to][:, : step.columns[1]] = torch.cat([passed, found], -1).flatten(1)
+
+
+@compute.register
 def _scored_linear(step: steps.ScoredLinear, at: Pass) -> None:
     weight = step.weight
     logits = _with_bias(sums(at[step.x], weight), weight.bias)[:, : weight.outputs]

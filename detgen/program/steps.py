@@ -176,6 +176,38 @@ class Linear(Step):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class HeadLinear(Step):
+    """A linear layer of each head, without a bias.
+
+    Attributes:
+        x: a part of a row for each head: entries that are passed on, then inputs.
+        to: takes, in its first entries, a part for each head: what is passed on, then the results.
+        heads: their number.
+        passed: entries of a part that are passed on.
+        weight: of all heads, one after another.
+    """
+
+    x: Buffer
+    to: Buffer
+    heads: int
+    passed: int = 0
+    weight: Weight
+
+    def _faults(self) -> Iterator[str]:
+        yield from self.weight.faults(self.heads)
+        yield from wide(self.x, self.heads * (self.passed + self.weight.inputs))
+        if self.columns[1] > self.to.width:
+            yield f"{self.columns[1]} results go beyond {self.to}"
+        if self.weight.bias is not None:
+            yield "a bias of heads"
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """See `Step`."""
+        return 0, self.heads * (self.passed + self.weight.outputs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredLinear(Step):
     """A linear layer that gives logits, of which it stores only what `Score` reads.
 
@@ -496,5 +528,5 @@ class Mix(Step):
 STEPS: tuple[type[Step], ...] = (
     *(Embed, EmbedColumn, EmbedPositions, Norm, Linear, ScoredLinear, Score, Rotate, Attend, Copy, Take, Gate),
     *(Route, Sort, ExpertLinear, Combine, Activate, Softmax, Sum),
-    *(Convolve, DeltaRule, Weigh, StateSpace, Watch, GaussianTopK, Mix, SelectiveScan, Xielu),
+    *(Convolve, DeltaRule, Weigh, StateSpace, Watch, GaussianTopK, Mix, SelectiveScan, Xielu, HeadLinear),
 )

@@ -158,8 +158,10 @@ class Making:
         return Case(program, given, found)
 
 
-def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, experts: int = 0) -> Weight:
-    """The weight of a linear layer, or of experts, in any storage."""
+def weight(
+    made: Making, outputs: int, inputs: int, *, gated: bool = False, experts: int = 0, biased: bool | None = None
+) -> Weight:
+    """The weight of a linear layer, or of experts, in any storage; with a bias if `biased`, or perhaps."""
     few = [n for n in (*MADE, *IN_FEW_BITS) if n in MADE or inputs % (UNIT if n[1] == Storage.BYTE else GROUP) == 0]
     kind = made.draw(st.sampled_from([*STORAGE, *PAIRED, *(few if inputs % GROUP == 0 else [])]))
     form: Any = "none" if isinstance(kind, tuple) or kind in STORAGE else kind
@@ -173,8 +175,9 @@ def weight(made: Making, outputs: int, inputs: int, *, gated: bool = False, expe
 
     if experts:
         seeds = [0] * experts if isinstance(kind, tuple) and kind[0] == Storage.CODE else range(experts)
-        biased = [[made.numbers(outputs) for _ in range(1 + gated)] for _ in seeds] if made.draw(st.booleans()) else []
-        return stacked([one(seed) for seed in seeds], PANEL // (1 + gated), form, biased)
+        some = made.draw(st.booleans()) if biased is None else biased
+        each = [[made.numbers(outputs) for _ in range(1 + gated)] for _ in seeds] if some else []
+        return stacked([one(seed) for seed in seeds], PANEL // (1 + gated), form, each)
     biases = [made.numbers(outputs) for _ in range(1 + gated)] if made.draw(st.booleans()) else []
     return joined(one(1), biases, form, gated=gated)
 
@@ -265,6 +268,21 @@ def _linear(draw: st.DrawFn) -> Case:
             softcap=softcap,
         )
         at += some
+    return made.case()
+
+
+@st.composite
+def _by_head(draw: st.DrawFn) -> Case:
+    """Into a part of wider rows, which another layer fills."""
+    made = Making(draw, st.integers(1, 12) | st.sampled_from([97, 131]))
+    heads, passed, behind = draw(st.integers(1, 5)), draw(st.sampled_from([0, 3, 8, 64])), draw(st.integers(0, 9))
+    inputs, outputs = draw(st.sampled_from([14, 32, 64, 129, 256, 1056])), draw(st.integers(1, 70))
+    of = weight(made, outputs, inputs, experts=heads, biased=False)
+    x, to = made.read("x", heads * (passed + inputs)), Buffer("to", heads * (passed + outputs) + behind)
+    made.add(steps.HeadLinear, x=x, to=to, heads=heads, passed=passed, weight=of)
+    if behind:
+        kept = joined([made.numbers(behind, x.width)], [])
+        made.add(steps.Linear, x=x, to=Into(to), at=to.width - behind, weight=kept)
     return made.case()
 
 
@@ -628,6 +646,7 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     steps.EmbedPositions: (_placed(), 15),
     steps.Norm: (_normed(), 100),
     steps.Linear: (_linear(), 80),
+    steps.HeadLinear: (_by_head(), 60),
     steps.ScoredLinear: (scored(), 60),
     steps.Score: (scored(), 10),
     steps.Rotate: (_rotated(), 80),

@@ -27,6 +27,7 @@ LOGITS, ROUTES, EACH = Buffer("logits", 4), Buffer("routes", 4), Buffer("each", 
 QKV, ATTENDED = Buffer("qkv", 32), Buffer("attended", 16)
 WEIGHT = joined([torch.randn(40, 20)], [torch.randn(40)])
 EXPERTS = stacked([[torch.randn(40, 20)] for _ in range(4)], 32)
+OF_HEADS = stacked([[torch.randn(40, 20)] for _ in range(2)], 32)
 SORT = Sort(name="sort", routes=ROUTES, experts=4)
 TABLE = torch.randn(7, 20)
 CODES = joined([in_few_bits(1, 40, 32, Storage.CODE, Storage.FLOAT, GROUP, False)], [])
@@ -44,6 +45,11 @@ def norm(**fields: Any) -> Step:
 
 def expert(**fields: Any) -> Step:
     return ExpertLinear(**{"name": "up", "x": X, "routes": ROUTES, "to": EACH, "weight": EXPERTS, **fields})
+
+
+def by_head(**fields: Any) -> Step:
+    how = {"name": "heads", "x": Y, "to": Buffer("parts", 160), "heads": 2, "weight": OF_HEADS, **fields}
+    return steps.HeadLinear(**how)
 
 
 def cache(**fields: Any) -> Cache:
@@ -162,6 +168,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "a column of weights in CODE",
     ),
     "codes": (lambda: build(linear(weight=replace(WEIGHT, codes=torch.ones(16)))), "weights in FLOAT have no codes"),
+    "parts read": (lambda: build(by_head(passed=1), given=(Y,)), r"y\[40\] has not the width 42"),
+    "parts written": (lambda: build(by_head(to=X), given=(Y,)), r"80 results go beyond x\[20\]"),
+    "weights of heads": (lambda: build(by_head(heads=4), given=(Y,)), r"not \[4, 2, 20, 32\]"),
+    "biases of heads": (
+        lambda: build(by_head(weight=replace(OF_HEADS, bias=torch.ones(2, 64))), given=(Y,)),
+        "a bias of heads",
+    ),
     "heads": (lambda: build(attend(cache=cache(heads=3, kv_heads=2))), "3 query heads cannot share 2"),
     "pages": (lambda: build(rotate(cache=cache(keys=torch.zeros(3, 1, 8, 32)))), r"not \[any, 1, 8, 64\]"),
     "no angles": (lambda: build(rotate(turned=4)), "no cosines or sines to rotate by"),

@@ -74,24 +74,38 @@ static int64_t shares_of(const Linear *s, const Run *run, int64_t rows) {
     return rows > FEW_ROWS || shares > panels ? panels : shares;
 }
 
-/* The weight of a linear layer and what it reads, if that is rounded. */
-static const Weight *rounding_of(const Step *s, Buffer *x) {
-    const Weight *weight = s->kind == LINEAR          ? &s->linear.weight
-                           : s->kind == SCORED_LINEAR ? &s->scored_linear.weight
-                           : s->kind == EXPERT_LINEAR ? &s->expert_linear.weight
-                                                      : 0;
-    if (!weight || !rounding_for(weight->storage)) return 0;
-    *x = s->kind == LINEAR ? s->linear.x : s->kind == SCORED_LINEAR ? s->scored_linear.x : s->expert_linear.x;
-    return weight;
+/* What a linear layer rounds of a row, as its storage wants it: of so many parts, what is behind the first entries. */
+typedef struct {
+    int64_t storage, parts, passed;
+    Buffer x;
+} Rounding;
+
+static Rounding rounding_of(const Step *s) {
+    switch (s->kind) {
+    case LINEAR: return (Rounding){s->linear.weight.storage, 1, 0, s->linear.x};
+    case HEAD_LINEAR: {
+        const HeadLinear *h = &s->head_linear;
+        return (Rounding){h->weight.storage, h->heads, h->passed, h->x};
+    }
+    case SCORED_LINEAR: return (Rounding){s->scored_linear.weight.storage, 1, 0, s->scored_linear.x};
+    case EXPERT_LINEAR: return (Rounding){s->expert_linear.weight.storage, 1, 0, s->expert_linear.x};
+    default: return (Rounding){FLOAT};
+    }
 }
 
 /* Whether the step before has rounded what this one reads, in the same way, and has left it as it was. */
-static int is_rounded(const Run *run, const Step *s, int64_t storage, Buffer x) {
+static int is_rounded(const Run *run, const Step *s, const Rounding *of) {
     const Step *before = s - 1;
-    Buffer same = {0};
-    const Weight *its = s > run->program->steps && before->kind == LINEAR ? rounding_of(before, &same) : 0;
-    return its && rounding_for(its->storage) == rounding_for(storage) && same.number == x.number &&
-           before->wanted == s->wanted && before->linear.to.buffer.number != x.number;
+    if (s == run->program->steps || before->kind != LINEAR || s->kind == HEAD_LINEAR) return 0;
+    return rounding_for(before->linear.weight.storage) == rounding_for(of->storage) &&
+           before->linear.x.number == of->x.number && before->wanted == s->wanted &&
+           before->linear.to.buffer.number != of->x.number;
+}
+
+/* Tasks that the panels of a head are shared among. */
+static int64_t shares_of_head(const HeadLinear *s, const Run *run) {
+    const int64_t panels = s->weight.columns / PANEL, shares = (4 * run->pass->threads + s->heads - 1) / s->heads;
+    return shares > panels ? panels : shares;
 }
 
 static int64_t rows_a_task(int64_t rows, int64_t threads) {
@@ -109,29 +123,49 @@ static int64_t tasks_of(const Step *s, const Run *run) {
     if (s->kind == STATE_SPACE) return recurrence_tasks(pass, space_of(&s->state_space));
     if (s->kind == SELECTIVE_SCAN) return pass->spans * blocks_of_scan(&s->selective_scan);
     if (s->kind == LINEAR) return blocks_of_rows(rows) * shares_of(&s->linear, run, rows);
+    if (s->kind == HEAD_LINEAR)
+        return blocks_of_rows(rows) * s->head_linear.heads * shares_of_head(&s->head_linear, run);
     if (s->kind == SCORED_LINEAR) return blocks_of_rows(rows) * blocks_of(&s->scored_linear);
     const int64_t each = rows_a_task(rows, pass->threads);
     return (rows + each - 1) / each;
 }
 
-/* Rows of inputs are rounded as a storage wants them. */
-static void round_rows(const Run *run, int64_t storage, Buffer x, int64_t first, int64_t end) {
-    for (int64_t row = first; row < end; row++) {
-        const Rounded to = from_row(run->rounded, row);
-        if (storage == PAIR) narrow_row(row_at(run, x, row), x.width, (Narrow *)to.entries);
-        else if (is_core(storage)) narrow_words(row_at(run, x, row), x.width, (uint16_t *)to.entries);
-        else round_row(row_at(run, x, row), x.width, to.entries, to.scales, to.sums);
-    }
+/* Rounded inputs from one of them on. */
+static Rounded from_input(int64_t storage, Rounded x, int64_t input) {
+    x.entries += input * rounded_bytes(storage);
+    if (is_whole(storage)) x.scales += input / GROUP, x.sums += input / HALF_GROUP;
+    return x;
+}
+
+static void round_rows(const Run *run, const Rounding *of, int64_t first, int64_t end) {
+    const int64_t part = of->x.width / of->parts, inputs = part - of->passed;
+    for (int64_t row = first; row < end; row++)
+        for (int64_t p = 0; p < of->parts; p++) {
+            const float *x = row_at(run, of->x, row) + p * part + of->passed;
+            const Rounded to = from_input(of->storage, from_row(run->rounded, row), p * inputs);
+            if (of->storage == PAIR) narrow_row(x, inputs, (Narrow *)to.entries);
+            else if (is_core(of->storage)) narrow_words(x, inputs, (uint16_t *)to.entries);
+            else round_row(x, inputs, to.entries, to.scales, to.sums);
+        }
+}
+
+/* Inputs of a linear layer from a block of rows on, as they are, so far apart, or rounded. */
+typedef struct {
+    const float *entries;
+    int64_t row;
+    Rounded rounded;
+} Inputs;
+
+static Inputs inputs_of(const Run *run, Buffer x, int64_t row) {
+    return (Inputs){row_at(run, x, row), stride_of(run, x), from_row(run->rounded, row)};
 }
 
 /* The sums of some panels for a block of rows, without the bias. */
 static void panels_of(
-    const Run *run, const Weight *weight, Buffer x, int64_t panel, int64_t panels, int64_t row, int64_t rows, float *sums,
-    int64_t sums_row) {
-    const Rounded some = from_row(run->rounded, row);
-    if (is_whole(weight->storage)) whole_products(weight, panel, panels, some, rows, sums, sums_row);
-    else if (rounding_for(weight->storage)) pair_products(weight, panel, panels, some, rows, sums, sums_row);
-    else products(weight, panel, panels, row_at(run, x, row), stride_of(run, x), rows, sums, sums_row);
+    const Weight *weight, Inputs x, int64_t panel, int64_t panels, int64_t rows, float *sums, int64_t sums_row) {
+    if (is_whole(weight->storage)) whole_products(weight, panel, panels, x.rounded, rows, sums, sums_row);
+    else if (rounding_for(weight->storage)) pair_products(weight, panel, panels, x.rounded, rows, sums, sums_row);
+    else products(weight, panel, panels, x.entries, x.row, rows, sums, sums_row);
 }
 
 /* What becomes of a linear layer's sums. */
@@ -190,12 +224,38 @@ static void linear_task(const Linear *s, const Run *run, int64_t all, int64_t ta
     const Ending ending = {s->weight.bias, s->activation, s->gated, s->softcap, s->to};
     for (int64_t panel = panels * share / shares, some; panel < end; panel += some) {
         some = end - panel < together ? end - panel : together;
-        panels_of(run, &s->weight, s->x, panel, some, block.first, block.count, sums, some * PANEL);
+        panels_of(&s->weight, inputs_of(run, s->x, block.first), panel, some, block.count, sums, some * PANEL);
         for (int64_t p = 0; p < some; p++) {
             const int64_t at = (panel + p) * (s->gated ? PANEL / 2 : PANEL);
             float *to = row_at(run, s->to.buffer, block.first) + s->at + at;
             for (int64_t r = 0; r < block.count; r++)
                 finish(&ending, sums + (r * some + p) * PANEL, panel + p, s->weight.outputs - at, to + r * to_row);
+        }
+    }
+}
+
+/* Some panels of a head for a block of `all` rows; with the first ones, what is passed on. */
+static void head_task(const HeadLinear *s, const Run *run, int64_t all, int64_t task, float *sums) {
+    const Weight *weight = &s->weight;
+    const int64_t panels = weight->columns / PANEL, shares = shares_of_head(s, run), share = task % shares;
+    const int64_t head = task / shares % s->heads, end = panels * (share + 1) / shares;
+    const int64_t together = all > ROW_BLOCK ? PANELS_A_BLOCK : 1, to_row = stride_of(run, s->to);
+    const Block block = block_of(all, task / shares / s->heads);
+    const Ending ending = {.into.factor = 1.0};
+    Inputs x = inputs_of(run, s->x, block.first);
+    x.entries += head * (s->passed + weight->inputs);
+    x.rounded = from_input(weight->storage, x.rounded, head * weight->inputs);
+    float *to = row_at(run, s->to, block.first) + head * (s->passed + weight->outputs);
+    for (int64_t r = 0; r < block.count && !share; r++)
+        memcpy(to + r * to_row, x.entries + r * x.row, sizeof(float) * s->passed);
+    x.entries += s->passed, to += s->passed;
+    for (int64_t panel = panels * share / shares, some; panel < end; panel += some) {
+        some = end - panel < together ? end - panel : together;
+        panels_of(weight, x, head * panels + panel, some, block.count, sums, some * PANEL);
+        for (int64_t p = 0; p < some; p++) {
+            const int64_t at = (panel + p) * PANEL;
+            for (int64_t r = 0; r < block.count; r++)
+                finish(&ending, sums + (r * some + p) * PANEL, 0, weight->outputs - at, to + r * to_row + at);
         }
     }
 }
@@ -207,7 +267,7 @@ static void score_task(const ScoredLinear *s, const Run *run, int64_t all, int64
     const int64_t left = s->weight.columns / PANEL - panel, some = left < PANELS_A_BLOCK ? left : PANELS_A_BLOCK;
     const Block rows = block_of(all, task / blocks);
     const Ending ending = {s->weight.bias, NONE, 0, s->softcap, {.factor = s->factor}};
-    panels_of(run, &s->weight, s->x, panel, some, rows.first, rows.count, sums, LOGIT_BLOCK);
+    panels_of(&s->weight, inputs_of(run, s->x, rows.first), panel, some, rows.count, sums, LOGIT_BLOCK);
     for (int64_t r = 0; r < rows.count; r++, sums += LOGIT_BLOCK) {
         for (int64_t p = 0; p < PANELS_A_BLOCK; p++) {
             const int64_t width = s->weight.outputs - (panel + p) * PANEL;
@@ -345,6 +405,7 @@ static void task_of(const Step *s, const Run *run, int64_t task, float *scratch)
     const int64_t rows = rows_of(s, pass);
     switch (s->kind) {
     case LINEAR: linear_task(&s->linear, run, rows, task, scratch); break;
+    case HEAD_LINEAR: head_task(&s->head_linear, run, rows, task, scratch); break;
     case SCORED_LINEAR: score_task(&s->scored_linear, run, rows, task, scratch); break;
     case EXPERT_LINEAR: expert_task(&s->expert_linear, run, task, scratch); break;
     case SORT: sort_task(s, run); break;
@@ -381,19 +442,18 @@ static void work(void *of, int thread) {
     for (int64_t i = 0; i < run->program->count; i++) {
         const Step *s = run->program->steps + i;
         Progress *progress = run->progress + i;
-        Buffer x = {0};
         const int64_t rows = rows_of(s, run->pass), each = rows_a_task(rows, run->pass->threads);
-        const Weight *rounded = rounding_of(s, &x);
-        if (rounded && !run->apart && is_rounded(run, s, rounded->storage, x)) rounded = 0;
+        const Rounding of = rounding_of(s);
+        int rounded = rounding_for(of.storage) && (run->apart || !is_rounded(run, s, &of));
         const int rounding = rounded && !run->apart ? (int)((rows + each - 1) / each) : 0;
         const int total = rounding + (int)tasks_of(s, run);
         for (int task; (task = atomic_fetch_add(&progress->next, 1)) < total;) {
             if (task < rounding) {
-                round_rows(run, rounded->storage, x, task * each, (task + 1) * each < rows ? (task + 1) * each : rows);
+                round_rows(run, &of, task * each, (task + 1) * each < rows ? (task + 1) * each : rows);
                 tally(&progress->rounded, rounding);
             } else {
                 if (rounding) await(&progress->rounded, rounding);
-                else if (rounded) round_rows(run, rounded->storage, x, 0, rows), rounded = 0;
+                else if (rounded) round_rows(run, &of, 0, rows), rounded = 0;
                 task_of(s, run, task - rounding, scratch);
             }
             tally(&progress->done, total);
@@ -428,9 +488,8 @@ static Sizes sizes_of(const Program *program, const Pass *pass) {
 #define AT_LEAST(FIELD, N) size.FIELD = (N) > size.FIELD ? (N) : size.FIELD
     for (int64_t i = 0; i < program->count; i++) {
         const Step *s = program->steps + i;
-        Buffer x = {0};
-        const Weight *rounded = rounding_of(s, &x);
-        if (rounded) AT_LEAST(whole, x.width * rounded_bytes(rounded->storage));
+        const Rounding rounded = rounding_of(s);
+        if (rounding_for(rounded.storage)) AT_LEAST(whole, rounded.x.width * rounded_bytes(rounded.storage));
         if (s->kind == EXPERT_LINEAR) AT_LEAST(room, ROW_BLOCK * (2 * PANEL + s->expert_linear.weight.inputs));
         if (s->kind == SORT) AT_LEAST(experts, s->sort.experts);
         if (s->kind == SORT) AT_LEAST(picks, s->sort.routes.width / 2);

@@ -83,6 +83,7 @@ def core_linear(
     outputs,
     panels,
     to_row,
+    to_head,
     factor,
     cap,
     limit,
@@ -99,14 +100,17 @@ def core_linear(
     SCALES: tl.constexpr,
     PICKS: tl.constexpr,
     SHARED: tl.constexpr,
+    HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """`linear._linear` for inputs in bf16."""
     item, item_there, read, output, there, panel, column = of_one_weight(
-        items, outputs, panels, routes, GATED, PICKS, SHARED, ROWS, COLUMNS
+        items, outputs, panels, routes, GATED, PICKS, SHARED, HEADS, ROWS, COLUMNS
     )
     entries_of = x + read[:, None] * inputs
+    if HEADS > 1:
+        to += tl.program_id(2) * to_head
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     opened = sums
     for section in range(0, inputs, _SECTION):

@@ -82,6 +82,7 @@ def _linear(
     outputs,
     panels,
     to_row,
+    to_head,
     factor,
     cap,
     limit,
@@ -97,10 +98,12 @@ def _linear(
     SCALES: tl.constexpr,
     PICKS: tl.constexpr,
     SHARED: tl.constexpr,
+    HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     # An item is a row, or one of PICKS routes of a row to experts; if SHARED, a row's routes read the same inputs.
+    # Heads are the last axis of the grid.
     item, output, inside = part_of(items, outputs, ROWS, COLUMNS)
     row_there, there = (item < items)[:, None], (output < outputs)[None, :]
     panel, column = places(output, GATED)
@@ -108,7 +111,12 @@ def _linear(
     if PICKS:
         expert = tl.load(routes + 2 * item, mask=item < items, other=0.0).to(tl.int64)
         panel, wanted = panel + (expert * panels)[:, None], inside
-    read = x + (item // PICKS if SHARED else item)[:, None] * inputs
+    read = item // PICKS if SHARED else item
+    if HEADS > 1:
+        panel += tl.program_id(2) * panels
+        read = read * HEADS + tl.program_id(2)
+        to += tl.program_id(2) * to_head
+    read = x + read[:, None] * inputs
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     opened = sums
     for section in range(0, inputs, _SECTION):
@@ -164,11 +172,13 @@ def linear(
     factor: float = 1.0,
     routes: torch.Tensor | None = None,
     limited: tuple[float, float, float] = (0.0, 1.0, 0.0),
+    heads: int = 1,
+    apart: int = 0,
 ) -> None:
-    """Compute `steps.Linear`, or, with routes to experts, `ExpertLinear`.
+    """Compute `steps.Linear`; with routes to experts, `ExpertLinear`; of several heads, the results of `HeadLinear`.
 
     Args:
-        x: float32 [rows, inputs], or [rows, picks * inputs] if experts have inputs of their own.
+        x: float32 [rows, inputs], or [rows, picks * inputs] if experts have inputs of their own, or heads.
         weight: of the layer, on the same device.
         to: float32 [rows, outputs], or [rows, picks * outputs], written to; its rows need not be adjacent.
         activation: as in `steps.Linear`.
@@ -178,6 +188,8 @@ def linear(
         factor: as in `Into`.
         routes: float32 [rows, 2 * picks]; None for none.
         limited: limit, slope and shift of `ExpertLinear`.
+        heads: with a weight each; then there are no routes.
+        apart: entries from the results of a head to those of the next in a row of `to`.
     """
     picks = 0 if routes is None else routes.shape[1] // 2
     items, (inputs, outputs) = len(x) * (picks or 1), (weight.inputs, weight.outputs)
@@ -199,12 +211,12 @@ def linear(
         if picks:
             rows, grid = 1, (items, grid[1])
         rows, columns = max(rows, LEAST_SIDE), max(columns, LEAST_SIDE)
-    kernel[grid](
+    kernel[*grid, heads](
         *(*read, _or(weight.bias, x), _or(routes, x), to),
-        *(items, inputs, outputs, weight.columns // PANEL, outputs if picks else to.stride(0)),
+        *(items, inputs, outputs, weight.columns // PANEL, outputs if picks else to.stride(0), apart),
         *(float(factor), float(softcap), *map(float, limited)),
         *(*kinds, int(activation), gated, bool(limited[0]), weight.bias is not None, bool(softcap), add, factor != 1),
-        *(picks, shared, rows, columns),
+        *(picks, shared, heads, rows, columns),
         **OPTIONS,
     )
 

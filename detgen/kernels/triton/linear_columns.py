@@ -30,23 +30,28 @@ def of_one_weight(
     GATED: tl.constexpr,
     PICKS: tl.constexpr,
     SHARED: tl.constexpr,
+    HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Return the place of a tile with a single weight: with experts, the tile holds one route, and no other rows.
 
-    Returns its items (int64), which of them exist, the row of inputs that each reads; its outputs, which of them exist,
-    [1, COLUMNS], their panels (int64) and columns.
+    Heads are the last axis of the grid. Returns its items (int64), which of them exist, the row of inputs that each
+    reads; its outputs, which of them exist, [1, COLUMNS], their panels (int64) and columns.
     """
     row = tl.arange(0, ROWS)
     item = tl.program_id(0).to(tl.int64) * (1 if PICKS else ROWS) + row
     output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     item_there, there = item < items, (output < outputs)[None, :]
     panel, column = places(output, GATED)
+    read = item // PICKS if SHARED else item
+    if HEADS > 1:
+        panel += tl.program_id(2) * panels
+        read = read * HEADS + tl.program_id(2)
     if PICKS:
         item_there = item_there & (row == 0)
         panel += tl.load(routes + 2 * tl.program_id(0).to(tl.int64)).to(tl.int64) * panels
-    return item, item_there, item // PICKS if SHARED else item, output, there, panel[None, :], column[None, :]
+    return item, item_there, read, output, there, panel[None, :], column[None, :]
 
 
 @triton.jit

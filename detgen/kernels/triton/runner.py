@@ -76,6 +76,14 @@ def _linear(s: steps.Linear, of: _Pass) -> None:
     linear.linear(of[s.x], s.weight, to, **how, add=into.add, factor=into.factor)
 
 
+def _head_linear(s: steps.HeadLinear, of: _Pass) -> None:
+    to, apart = of[s.to], s.passed + s.weight.outputs
+    parts, made = (x.unflatten(1, (s.heads, -1)) for x in (of[s.x], to[:, : s.columns[1]]))
+    made[..., : s.passed] = parts[..., : s.passed]
+    x = parts[..., s.passed :].flatten(1)  # a copy, unless nothing is passed on
+    linear.linear(x, s.weight, to[:, s.passed :], heads=s.heads, apart=apart)
+
+
 def _scored_linear(s: steps.ScoredLinear, of: _Pass) -> None:
     x = of[s.x]
     logits = x.new_empty(len(x), s.weight.outputs)
@@ -184,6 +192,7 @@ KERNELS: dict[type[Step], Callable[[Any, _Pass], None]] = {
     steps.EmbedPositions: _embed_positions,
     steps.Norm: _norm,
     steps.Linear: _linear,
+    steps.HeadLinear: _head_linear,
     steps.ScoredLinear: _scored_linear,
     steps.Score: _score,
     steps.Rotate: _rotate,

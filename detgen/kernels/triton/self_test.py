@@ -91,6 +91,10 @@ def tried(inputs: int = 1280, rules: Sequence[Storage] = tuple(RULES)) -> Iterat
             yield _of(steps.EmbedColumn(name=f"embedding, {name}", weight=column, to=Into(x)))
     for rule in rules:
         yield from _cores(drawn, inputs, rule)
+    read, made = Buffer("parts of heads", 2 * (8 + inputs)), Buffer("made of heads", 2 * (8 + 40))
+    for name in ("float32", "pairs", "q4"):
+        both = stacked([[weights[name](seed)] for seed in range(2)], PANEL, forms[name])
+        yield _of(steps.HeadLinear(name=f"heads, {name}", x=read, to=made, heads=2, passed=8, weight=both))
     head = joined([drawn(300, inputs)], [])
     scored, score = Buffer("scored", SCORED * -(-300 // LOGIT_BLOCK)), Buffer("score", SCORED)
     yield _of(

@@ -130,6 +130,7 @@ def whole_linear(
     outputs,
     panels,
     to_row,
+    to_head,
     factor,
     cap,
     limit,
@@ -151,13 +152,16 @@ def whole_linear(
     SCALES: tl.constexpr,
     PICKS: tl.constexpr,
     SHARED: tl.constexpr,
+    HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """`linear._linear` for inputs that are `rounded`."""
     item, item_there, read, output, there, panel, column = of_one_weight(
-        items, outputs, panels, routes, GATED, PICKS, SHARED, ROWS, COLUMNS
+        items, outputs, panels, routes, GATED, PICKS, SHARED, HEADS, ROWS, COLUMNS
     )
+    if HEADS > 1:
+        to += tl.program_id(2) * to_head
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     opened = sums
     for section in range(0, inputs, _SECTION):

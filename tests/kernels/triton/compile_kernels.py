@@ -43,7 +43,7 @@ HEADS = [8, 4, 128]  # of a group, and their size
 
 
 def _linear(
-    storage: Storage, items: int, *, gated: bool = False, limited: bool = False, picks: int = 0
+    storage: Storage, items: int, *, gated: bool = False, limited: bool = False, picks: int = 0, heads: int = 1
 ) -> tuple[Any, list[str], list[Any]]:
     data = {Storage.FLOAT: FLOAT, Storage.BFLOAT: HALF, Storage.PAIR: HALF}.get(storage, "*u8")
     activation = Activation.SILU if gated else Activation.NONE
@@ -54,15 +54,15 @@ def _linear(
         scales = [BYTE, "*fp16"] if storage in IN_UNITS else ["*fp16", "*fp16"]
         kernel, types = whole_linear.whole_linear, [BYTE, FLOAT, data, BYTE, *scales, *scales]
         kinds = [low, high, bool(made.levels), 0 if minima else made.least, halves, storage in IN_UNITS, minima]
-    how = [int(activation), gated, limited, limited, False, not gated and not picks, False, picks, bool(picks)]
-    types += [FLOAT, FLOAT, FLOAT, *["i32"] * 5, *["fp32"] * 5]
+    how = [int(activation), gated, limited, limited, False, not gated and not picks, False, picks, bool(picks), heads]
+    types += [FLOAT, FLOAT, FLOAT, *["i32"] * 6, *["fp32"] * 5]
     return kernel, types, [*kinds, *how, items, linear._COLUMNS]
 
 
 def _cores(rows: int, *, gated: bool = False, picks: int = 0) -> tuple[Any, list[str], list[Any]]:
     activation = Activation.SILU if gated else Activation.NONE
-    types = [HALF, HALF, FLOAT, FLOAT, FLOAT, *["i32"] * 5, *["fp32"] * 5]
-    how = [int(activation), gated, False, False, False, not gated, False, picks, bool(picks)]
+    types = [HALF, HALF, FLOAT, FLOAT, FLOAT, *["i32"] * 6, *["fp32"] * 5]
+    how = [int(activation), gated, False, False, False, not gated, False, picks, bool(picks), 1]
     return core_linear.core_linear, types, [0, core_linear._DEPTH, *how, rows, core_linear.COLUMNS]
 
 
@@ -89,6 +89,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         for name, storage, items, how in (
             ("linear", Storage.FLOAT, linear._ROWS, {}),
             ("linear", Storage.BFLOAT, 1, {}),
+            ("heads", Storage.BFLOAT, linear._ROWS, {"heads": 128}),
             ("linear", Storage.PAIR, linear._ROWS, {}),
             ("linear", Storage.BYTE, linear._ROWS, {}),
             ("gated", Storage.NIBBLE, linear._ROWS, {"gated": True}),
@@ -267,7 +268,8 @@ def compiled(kernel: Any, types: list[str], constants: list[Any], capability: in
         (i,): [["tt.divisibility", 16]]
         for i, (name, kind) in enumerate(zip(names, types, strict=False))
         if kind[0] == "*"
-        or name in ("size", "width", "x_width", "to_width", "inputs", "outputs", "to_row", "stride", "vocabulary")
+        or name
+        in ("size", "width", "x_width", "to_width", "inputs", "outputs", "to_row", "to_head", "stride", "vocabulary")
     }
     source = ASTSource(kernel, signature, constexprs, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launching.OPTIONS)

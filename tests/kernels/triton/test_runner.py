@@ -268,6 +268,26 @@ def test_gated_linear(device: str, rows: int, inner: int, biased: bool, storage:
     alike(device, rows_of(rows), {x: numbers(1, rows, 160) * 0.1, to: torch.zeros(rows, inner)}, step)
 
 
+@pytest.mark.parametrize("form", usual(["none", "pairs", "tc25", "q8", "q4_k"], ["none", *PAIRED, *MADE]))
+@pytest.mark.parametrize(("passed", "rows"), [(0, 1), (10, 5), (64, 19)])
+def test_linear_layers_of_heads(device: str, passed: int, rows: int, form: Form) -> None:
+    """Each reads its own part of a row and writes beside what is passed on, in front of others' results."""
+    heads, inputs, outputs = 3, 256 if form == "q4_k" else 64, 34
+    kind = torch.bfloat16 if form in PAIRED else torch.float32
+    packed = stacked([[(numbers(seed, outputs, inputs) * 0.1).to(kind)] for seed in range(heads)], PANEL, form)
+    x, to = Buffer("x", heads * (passed + inputs)), Buffer("to", heads * (passed + outputs) + 7)
+    given = {x: numbers(4, rows, x.width), to: numbers(5, rows, to.width)}
+    found = alike(
+        device,
+        rows_of(rows),
+        given,
+        steps.HeadLinear(name="step", x=x, to=to, heads=heads, passed=passed, weight=packed),
+    )[to]
+    parts, read = (y.unflatten(1, (heads, -1))[..., :passed] for y in (found[:, :-7], given[x]))
+    assert same_bits(parts, read)
+    assert same_bits(found[:, -7:], given[to][:, -7:])
+
+
 def test_a_tile_has_no_say(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter tiles are large: small ones, too, as a GPU has them."""
     monkeypatch.setattr("detgen.kernels.triton.launching.tile", lambda size, most: min(most, 32))
@@ -280,6 +300,11 @@ def test_a_tile_has_no_say(device: str, monkeypatch: pytest.MonkeyPatch) -> None
         packed = joined([numbers(seed, 70, 64) for seed in (2, 3)[: 1 + gated]], [], "q4", gated=gated)
         step = steps.Linear(name="step", x=x, to=Into(to), weight=packed, gated=gated)
         alike(device, rows_of(40), {x: numbers(1, 40, 64), to: torch.zeros(40, 70)}, step)
+    x, to = Buffer("x", 2 * 74), Buffer("to", 2 * 80)
+    for form in ("none", "q4"):
+        packed = stacked([[numbers(seed, 70, 64)] for seed in (2, 3)], PANEL, form)
+        step = steps.HeadLinear(name="step", x=x, to=to, heads=2, passed=10, weight=packed)
+        alike(device, rows_of(40), {x: numbers(1, 40, x.width), to: torch.zeros(40, to.width)}, step)
 
 
 @pytest.mark.parametrize("form", MADE)
