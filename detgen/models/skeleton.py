@@ -177,7 +177,7 @@ def _taken(module: nn.Module, parameters: dict[nn.Parameter, int], configs: dict
     taken["buffers"] = {
         name: buffer.tolist()
         for name, buffer in module.named_buffers(recurse=False)
-        if buffer.dtype.is_floating_point and buffer.ndim <= 1 and buffer.numel() <= _LARGEST
+        if (buffer.dtype.is_floating_point or not buffer.ndim) and buffer.ndim <= 1 and buffer.numel() <= _LARGEST
     }
     taken["parameters"] = {
         name: None if parameter is None else parameters.setdefault(parameter, len(parameters))

@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers.commands import invoke, written
 from helpers.examples import usual
-from helpers.families import DESCRIBED
+from helpers.families import DESCRIBED, ROWS
 from helpers.frozen import CASES, KNOWN, digest
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -156,10 +156,10 @@ def all_of(model: nn.Module) -> list[Any]:
     return [of_parts(part, names) for part in parts]
 
 
-@pytest.mark.parametrize("family", DESCRIBED)
+@pytest.mark.parametrize("family", [*DESCRIBED, "minicpm3"])
 def test_a_skeleton_is_described_alike(family: str) -> None:
     """Every number, shape and parameter, through JSON."""
-    model = without_weights(DESCRIBED[family](), FLOAT32).eval()
+    model = without_weights((DESCRIBED | ROWS)[family](), FLOAT32).eval()
     taken = json.loads(json.dumps(skeleton_of(model)))
     if model.config.get_text_config() is not model.config:  # a multimodal model is asked anew each time
         assert taken is None
