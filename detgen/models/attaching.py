@@ -178,7 +178,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         traits[layer] = AttentionTraits(found.scale, window, None, seen.chunk, slopes=found.slopes)
 
     called: set[nn.Module] = set()
-    states, alone, sharing = states_of(model)
+    states, alone, sharing, latent = states_of(model)
     with refusing(kind), ExitStack() as hooks:
         for net in states:  # their dependence on earlier rows is known, so it is left out
             net.forward = lambda hidden_states, **_: torch.zeros_like(hidden_states)
@@ -213,6 +213,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         _check_alone(out[:, -1])
     except NotImplementedError as e:
         raise EngineError(f"{kind} is not supported: {e}") from e
+    sizes |= {i: (sizes[i][0], 1, entries, 0) for i, entries in latent.items()}
     layers = [(0, 0, 0, 0) if i in sharing else sizes.get(i, (0, 0, 0, 0)) for i in range(count)]
     group = min((q // h for q, h, _, _ in sizes.values()), default=1)
     uncalled = {

@@ -11,7 +11,7 @@ import numpy as np
 from detgen.kernels.decoder import StateShape
 from detgen.models.delta_nets import delta_net, delta_shape
 from detgen.models.families import first_of
-from detgen.models.latent import latent_of
+from detgen.models.latent import kept_entries, latent_of
 from detgen.models.mambas import mamba, mamba_shape, selective_mamba, selective_shape
 from detgen.models.parts import Attention, Latent, Linear, Mixer, UnknownError, some_rows
 from detgen.models.rotary import Rotary, plain_rotary, rotary_of, tuning_of
@@ -44,9 +44,8 @@ def attention_of(of: Description, attention: Any, index: int) -> Attention:
     qkv: list[Linear] | Latent
     gate, source = None, of.source(index)
     if family.latent:
-        size, values = int(attention.qk_head_dim), int(attention.v_head_dim)
-        heads = kv_heads = int(attention.num_heads)
-        qkv = latent_of(of, attention)
+        values, heads, kv_heads = int(attention.kv_lora_rank), int(attention.num_heads), 1
+        size, qkv = kept_entries(attention), latent_of(of, attention)
         if rotary is None or 2 * len(rotary.frequencies) != attention.qk_rope_head_dim:
             raise UnknownError("another share of heads is rotated")
     else:

@@ -18,6 +18,7 @@ from detgen.models.activations import activation_of, bend_of
 from detgen.models.altup import altup_of, deviations_of, laurel_of, streams_of
 from detgen.models.attentions import attention_of, state_mixer, state_shape_of
 from detgen.models.families import FAMILIES, Family, first_of, module_of
+from detgen.models.latent import kept_entries
 from detgen.models.layer_inputs import beside_of, layer_input_of, layer_inputs_of
 from detgen.models.mixtures import MIXTURES, experts_of
 from detgen.models.parts import (
@@ -415,26 +416,29 @@ def has_description(model: Any) -> bool:
 
 
 class States(NamedTuple):
-    """The modules of a model that keep states, as programs know them.
+    """What layers of a model keep of sequences, as programs know it.
 
     Attributes:
-        shapes: these modules, and what they keep.
+        shapes: modules that keep states, and what they keep.
         alone: layers with neither attention nor such a module.
         sharing: layers that see the keys and values of an earlier one and keep none themselves.
+        latent: entries of the key that layers of latent attention keep for all heads, with the value in it.
     """
 
     shapes: dict[Any, StateShape]
     alone: frozenset[int]
     sharing: frozenset[int]
+    latent: dict[int, int]
 
 
 def states_of(model: Any) -> States:
-    """Return the modules of a model that keep states of sequences."""
+    """Return what layers of a model keep of sequences, other than the keys and values that their heads read."""
     found = describe(model)
     if found is None:
-        return States({}, frozenset(), frozenset())
+        return States({}, frozenset(), frozenset(), {})
     layers = range(len(found.layers))
     nets = [found.state_net(i) for i in layers]
     shapes = {net: shape for net in nets if (shape := state_shape_of(net)) is not None}
     alone = frozenset(i for i in layers if nets[i] is None and found.attention(i) is None)
-    return States(shapes, alone, frozenset(i for i in layers if found.source(i) is not None))
+    latent = {i: kept_entries(found.attention(i)) for i in layers if found.family.latent}
+    return States(shapes, alone, frozenset(i for i in layers if found.source(i) is not None), latent)

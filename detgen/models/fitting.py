@@ -14,7 +14,6 @@ from detgen.errors import EngineError, QuantName
 from detgen.models import lazy_weights
 from detgen.models.bitsandbytes_weights import is_quantized
 from detgen.models.folders import Tensor
-from detgen.models.latent import expanded_sizes
 from detgen.models.mxfp4_weights import is_mxfp4
 from detgen.models.wrappers import auto_class
 
@@ -83,15 +82,12 @@ def check_size(stored: int, config: Any, dtype: Any, *, trusted: bool) -> None:
 def check_memory(model: nn.Module, elements: int, dtype: Any) -> None:
     """Raise if the parameters do not fit into memory in a number format; without a format, check nothing.
 
-    The expanded form of latent attention counts, too.
-
     Raises:
         ValueError: with both sizes.
     """
     if isinstance(dtype, np.dtype):
         import psutil
 
-        elements += sum(count - parameter.numel() for parameter, count in expanded_sizes(model).items())
         there = psutil.virtual_memory().total + psutil.swap_memory().total
         if elements * dtype.itemsize > there:
             raise ValueError(

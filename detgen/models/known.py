@@ -149,8 +149,8 @@ def kv_of(settings: Mapping[str, Any]) -> int | None:
         return layers
     heads = _number(text, "num_attention_heads", "n_head", "n_heads", "num_heads")
     if "kv_lora_rank" in text:
-        sizes = [_number(text, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
-        return 4 * layers * heads * sum(sizes) if layers and heads and all(sizes) else None
+        sizes = [_number(text, name) for name in ("kv_lora_rank", "qk_rope_head_dim")]
+        return 4 * layers * sum(sizes) if layers and all(sizes) else None
     kept = _number(text, "num_key_value_heads")
     if text.get("new_decoder_architecture"):  # Falcon's
         kept = _number(text, "num_kv_heads", "n_head_kv")
@@ -244,9 +244,6 @@ def _gguf(name: str, place: Path) -> Known:
             layers = sum(f"blk.{i}.attn_k.weight" in header.tensors for i in range(own))
         kv = _kv(layers, heads, width, size, kept) if layers or not own else 0
         if "attention.kv_lora_rank" in said:  # from which keys and values of all heads are made
-            sizes = (
-                _number(said, f"attention.{one}_length_mla", f"attention.{one}_length") for one in ("key", "value")
-            )
-            kv = 4 * layers * heads * sum(sizes)
+            kv = 4 * layers * (_number(said, "attention.kv_lora_rank") + _number(said, "rope.dimension_count"))
     parameters = sum(math.prod(entry.shape) for entry in tensors)
     return Known(name, f"GGUF {family}", True, parameters, sum(entry.size for entry in tensors), {}, kv)

@@ -12,7 +12,7 @@ from detgen.kernels.c.quantizing import STORAGE, Form
 from detgen.models.altup import AltUpSteps, LaurelSteps
 from detgen.models.delta_nets import DeltaSteps
 from detgen.models.feed_forward_steps import BesideSteps, ExpertSteps, FeedForwardSteps
-from detgen.models.latent import expanded
+from detgen.models.latent import LatentSteps
 from detgen.models.layer_inputs import LayerInputSteps
 from detgen.models.mambas import MambaSteps, SelectiveMambaSteps
 from detgen.models.parts import (
@@ -21,17 +21,15 @@ from detgen.models.parts import (
     FeedForward,
     Latent,
     Layer,
-    Linear,
     Mamba,
     Mixer,
     SelectiveMamba,
     ShortConvolution,
-    Through,
 )
 from detgen.models.short_convolutions import ShortConvolutionSteps
 from detgen.models.step_parts import Angles, Branch, Entries, Keep, NormParts, joint, side_by_side, taken
 from detgen.program import steps
-from detgen.program.operands import Buffer, Cache, Into, Weight, name_of
+from detgen.program.operands import Buffer, Cache, Into, name_of
 from detgen.program.program import Program
 from detgen.program.states import Watch
 
@@ -51,25 +49,24 @@ class AttentionSteps:
 
     def __init__(self, attention: Attention, traits: AttentionTraits, form: Form, keep: Keep) -> None:
         heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
-        self._queries, self._keys = heads * size, kv_heads * size
         self._heads = {"heads": heads, "kv_heads": kv_heads, "size": size, "values": attention.values}
         self._traits, self._scale = traits, traits.scale * (attention.query_scale or 1.0)
         self._rotary, self._interleaved = attention.rotary, attention.interleaved
         self._rotated_first, self._tuning = attention.rotated_first, attention.tuning
         self._bound = attention.bound
-        sizes = self._queries, self._keys, kv_heads * attention.values
+        sizes = heads * size, kv_heads * size, kv_heads * attention.kept[2]
         found, self._norms = 0, []  # for each norm: its part, first entry, and parameters
         for part, entries, norm in zip("qkv", sizes, attention.head_norms, strict=True):
             if norm is not None:
                 self._norms.append((part, found, NormParts.of(norm, keep, entries)))
             found += entries
         self.keeps = attention.source is None
-        self._row = found if self.keeps else self._queries
+        self._row = found if self.keeps else heads * size
         self._sinks = None if attention.sinks is None else keep(attention.sinks)
         self._slopes = None if traits.slopes is None else keep(np.array(traits.slopes, np.float32))
-        self._qkv: list[tuple[int, Weight, float]] | _LatentSteps
+        self._latent, self._qkv = None, []
         if isinstance(attention.qkv, Latent):
-            self._qkv = _LatentSteps(attention, attention.qkv, form, keep)
+            self._latent = LatentSteps(attention, attention.qkv, form, keep)
         else:
             self._qkv = side_by_side(attention.qkv, form, keep)
         self.out, self.factor = joint([attention.out], form, keep), attention.out.factor
@@ -77,16 +74,15 @@ class AttentionSteps:
 
     def build(self, program: Program, name: str, read: Buffer, angles: Angles, where: Entries, *, last: bool) -> Buffer:
         """Append the steps; return the buffer of results, which in the last layer has only the wanted rows."""
-        keys = where.keys
-        cache = Cache(**self._heads, keys=keys, kept=where.values, storage=STORAGE[name_of(keys.dtype)])
+        keys, kept = where.keys, where.values if self._latent is None else None
+        cache = Cache(**self._heads, keys=keys, kept=kept, storage=STORAGE[name_of(keys.dtype)])
         attended = Buffer("attended", cache.heads * cache.values)
         qkv = Buffer("qkv", self._row)
-        if isinstance(self._qkv, _LatentSteps):
-            self._qkv.build(program, name, read, qkv)
-        else:
-            for at, weight, factor in self._qkv:
-                part = f"{name}.qkv_proj" + (f", from {at} on" if at else "")
-                program.add(steps.Linear(name=part, x=read, to=Into(qkv, factor=factor), at=at, weight=weight))
+        if self._latent is not None:
+            self._latent.build(program, name, read, qkv)
+        for at, weight, factor in self._qkv:
+            part = f"{name}.qkv_proj" + (f", from {at} on" if at else "")
+            program.add(steps.Linear(name=part, x=read, to=Into(qkv, factor=factor), at=at, weight=weight))
         store = steps.Rotate(name=f"{name}, rotated", qkv=qkv, cache=cache, last=last and self.keeps)
         if self._tuning is not None:
             store = replace(store, factors=angles.factors(self._tuning))
@@ -124,56 +120,14 @@ class AttentionSteps:
         )
         if last:
             attended = taken(program, "rows wanted, attended", attended)
+        if self._latent is not None:
+            attended = self._latent.finish(program, name, attended, wanted=last)
         if self._gate is not None:
             gates = Buffer("gates", self._gate.outputs)
             read = taken(program, "rows wanted, normed", read) if last else read
             program.add(steps.Linear(name=f"{name}.gate", wanted=last, x=read, to=Into(gates), weight=self._gate))
             program.add(steps.Gate(name=f"{name}, gated", wanted=last, x=attended, gates=gates, to=Into(attended)))
         return attended
-
-
-class _ThroughSteps:
-    """Builds the steps of two linear layers with a norm between them."""
-
-    def __init__(self, through: Through, up: Weight, form: Form, keep: Keep) -> None:
-        self._down, self._norm, self._up = joint([through.down], form, keep), NormParts.of(through.norm, keep), up
-
-    def build(self, program: Program, name: str, x: Buffer, to: Buffer, at: int) -> None:
-        """Append the steps; their results begin at column `at`."""
-        short = Buffer(f"short {name.rpartition('.')[2]}", self._down.outputs)
-        program.add(steps.Linear(name=f"{name}_a", x=x, to=Into(short), weight=self._down))
-        program.add(self._norm.step(f"{name}_a, normed", short, Into(short)))
-        program.add(steps.Linear(name=f"{name}_b", x=short, to=Into(to), at=at, weight=self._up))
-
-
-class _LatentSteps:
-    """Builds the steps of latent attention's queries, keys and values."""
-
-    def __init__(self, attention: Attention, latent: Latent, form: Form, keep: Keep) -> None:
-        queries, entries, self._begin = latent.queries, latent.entries, attention.heads * attention.size
-        self._queries: Weight | _ThroughSteps
-        if isinstance(queries, Through):
-            self._queries = _ThroughSteps(queries, joint([queries.up], form, keep), form, keep)
-        else:
-            self._queries = joint([queries], form, keep)
-        assert attention.rotary is not None, "the description says so"
-        up = expanded(
-            entries.up.weight,
-            form,
-            heads=attention.kv_heads,
-            turned=2 * len(attention.rotary.frequencies),
-            values=attention.values,
-        )
-        # The rotated part of keys passes through unchanged, so inputs are not rounded.
-        self._entries = _ThroughSteps(entries, joint([Linear(up, None)], "none", keep), form, keep)
-
-    def build(self, program: Program, name: str, read: Buffer, qkv: Buffer) -> None:
-        """Append the steps."""
-        if isinstance(self._queries, _ThroughSteps):
-            self._queries.build(program, f"{name}.q", read, qkv, 0)
-        else:
-            program.add(steps.Linear(name=f"{name}.q", x=read, to=Into(qkv), weight=self._queries))
-        self._entries.build(program, f"{name}.kv", read, qkv, self._begin)
 
 
 MixerSteps: TypeAlias = AttentionSteps | DeltaSteps | ShortConvolutionSteps | MambaSteps | SelectiveMambaSteps

@@ -19,7 +19,6 @@ from detgen.models.digest import model_digest
 from detgen.models.explained import explained
 from detgen.models.keeping import Kept, Place
 from detgen.models.kept_tokenizer import KeptTokenizer, facts_of
-from detgen.models.latent import expanded_sizes
 from detgen.models.own_forward import OwnForward
 from detgen.models.skeleton import model_of, skeleton_of
 from detgen.models.stored import Read, Reader, fill, held
@@ -114,11 +113,9 @@ class LoadedModel:
         def each(p: nn.Parameter) -> float:
             return few if few and p.ndim > 1 else p.element_size()
 
-        made = expanded_sizes(self.model)
-        more = sum(count * (4 if few else p.element_size()) - p.numel() * each(p) for p, count in made.items())
         if isinstance(self.read, Reader) and self.form not in MADE:
-            return int(self.read.size + more)
-        return int(sum(p.numel() * each(p) for p in self.model.parameters()) + more)
+            return self.read.size
+        return int(sum(p.numel() * each(p) for p in self.model.parameters()))
 
     def whole(self) -> PreTrainedModel:
         """Return the model with its weights in memory, to be run by transformers."""

@@ -15,7 +15,8 @@ class Layout:
     """What the layers of a model keep of sequences, as recorded in a forward pass.
 
     Attributes:
-        cached: (kv_heads, key head size, value head size) of each layer; zeros for a layer without attention.
+        cached: (kv_heads, key head size, value head size) of each layer; zeros for a layer without attention, and for
+            the values of latent attention, which are entries of keys.
         traits: attention traits of each layer; None for a layer without attention.
         group: query heads per KV head.
         uncalled: names of modules that their parents use without calling them.

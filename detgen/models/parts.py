@@ -62,15 +62,21 @@ class Through:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """The sources of queries, keys and values.
+    """The sources of queries, and of what is kept of a token: one key for all heads, whose last entries are the value.
 
     Attributes:
         queries: of all heads, rotated entries first in each: a linear layer, or one through a short vector.
-        entries: keys and values, through a short vector followed by the rotated part that all keys share.
+        down: makes the rotated entries that all keys share, followed by the short vector.
+        norm: of the short vector.
+        keys: [heads, entries of the short vector, entries of a query that are not rotated], takes these to the others.
+        values: [heads, entries of a result, entries of the short vector].
     """
 
     queries: Linear | Through
-    entries: Through
+    down: Linear
+    norm: Norm
+    keys: Weight
+    values: Weight
 
 
 class BeforeHead(NamedTuple):
@@ -181,6 +187,11 @@ class Attention:
     sinks: np.ndarray | None
     source: int | None = None
     bound: float = 0.0
+
+    @property
+    def kept(self) -> tuple[int, int, int]:
+        """Key and value heads, and entries of a key and of a value that are kept: 0 of a value that is in a key."""
+        return self.kv_heads, self.size, 0 if isinstance(self.qkv, Latent) else self.values
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,14 +258,18 @@ class Heads(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes in memory: few bits of keys stand along the wrong side."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes that they take."""
+        return sum(part.size for part in self.parts)
 
     def read(self, rows: slice = ALL) -> np.ndarray:
         """The weight, or some consecutive rows of it; errors as `Place.read`."""
-        keys, values = (whole(part.read()).astype(self.dtype, copy=False) for part in self.parts)
-        joined = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
-        return joined.reshape(self.shape)[rows]
+        return self.joined(*(part.read() for part in self.parts))[rows]
+
+    def joined(self, *parts: Weight) -> np.ndarray:
+        """Make the weight of what the parts have."""
+        kind = _one_of([whole(part).dtype for part in parts])
+        keys, values = (whole(part).astype(kind, copy=False) for part in parts)
+        return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(self.shape)
 
 
 class Stack(NamedTuple):
@@ -337,7 +341,21 @@ class Reader:
     def __call__(self, parameter: nn.Parameter, rows: slice = ALL) -> Weight:
         """Return the weight of a parameter, or some consecutive rows of it."""
         place = self._places[parameter]
-        weight = place.read(rows)
+        if isinstance(place, Heads):
+            return place.joined(*self._parts(place))[rows]
+        return self._converted(place.read(rows), place)
+
+    def by_head(self, parameter: nn.Parameter) -> tuple[Weight, Weight] | None:
+        """The keys and the values of a weight that is kept as `Heads`, as these are; None for another weight."""
+        place = self._places[parameter]
+        return self._parts(place) if isinstance(place, Heads) else None
+
+    def _parts(self, place: Heads) -> tuple[Weight, Weight]:
+        keys, values = (self._converted(part.read(), part) for part in place.parts)
+        return keys, values
+
+    def _converted(self, weight: Weight, place: Lying) -> Weight:
+        """Return unquantized numbers in the number format of the reader."""
         if self._dtype is None or isinstance(weight, Quantized) or not _is_plain(place):
             return weight
         with np.errstate(over="ignore"):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from detgen.errors import EngineError
 from detgen.kernels.c.quantizing import MADE, Form, narrowed
+from detgen.models.latent import narrowed_by_head
 from detgen.models.stored import Read, taken, turned, whole
 from detgen.program.arrays import array, floats, tensor
 
@@ -55,7 +56,12 @@ def widened(model: nn.Module, read: Read, form: Form = "none") -> Iterator[None]
                 continue
             if type(module) is nn.Linear:
                 few: Form = "none" if name.endswith(_LIKE_ROUTERS) else form
-                module.__dict__["forward"] = partial(_product, module, own, name, read, few)
+                narrow, rows = partial(narrowed, form=few), 1
+                if name.endswith("kv_b_proj") and few in MADE:
+                    heads: Any = model.get_submodule(name.rpartition(".")[0])
+                    rows = heads.qk_nope_head_dim + heads.v_head_dim
+                    narrow = partial(narrowed_by_head, form=few, size=rows, plain=heads.qk_nope_head_dim)
+                module.__dict__["forward"] = partial(_product, module, own, name, read, narrow, rows)
                 hooks.callback(delattr, module, "forward")
                 if name == _ROUNDING.get(type(model).__name__):
                     module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
@@ -91,17 +97,23 @@ def _has_products(module: nn.Module) -> bool:
 
 
 def _product(
-    linear: nn.Linear, own: dict[str, nn.Parameter], name: str, read: Read, form: Form, x: torch.Tensor
+    linear: nn.Linear,
+    own: dict[str, nn.Parameter],
+    name: str,
+    read: Read,
+    narrow: Callable[[np.ndarray], np.ndarray],
+    together: int,
+    x: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute a linear layer, some rows of its weight at a time."""
-    step = max(_AT_A_TIME // linear.in_features, 1)
+    """Compute a linear layer, some rows of its weight at a time, a multiple of those that are narrowed together."""
+    step = max(_AT_A_TIME // (linear.in_features * together), 1) * together
     weight, given = own["weight"], own.get("bias")
     # Allocated first: small results between large weights that are freed would fragment memory.
     made = x.new_empty(*x.shape[:-1], linear.out_features)
     for first in range(0, linear.out_features, step):
         rows = slice(first, first + step)
         bias = None if given is None else tensor(floats(whole(read(given, rows))))
-        made[..., rows] = F.linear(x, tensor(_narrowed(whole(read(weight, rows)), f"{name}.weight", form)), bias)
+        made[..., rows] = F.linear(x, tensor(_narrowed(whole(read(weight, rows)), f"{name}.weight", narrow)), bias)
     return made
 
 
@@ -118,7 +130,8 @@ def _widen(own: dict[str, nn.Parameter], of: str, read: Read, form: Form, module
         data = taken(module, read(parameter))
         if data.ndim > 1 and not name.endswith("bias"):
             other = turned(module)
-            made = tensor(_narrowed(array(data.transpose(-1, -2) if other else data), f"{of}.{name}", form))
+            given = array(data.transpose(-1, -2) if other else data)
+            made = tensor(_narrowed(given, f"{of}.{name}", partial(narrowed, form=form)))
             data = made.transpose(-1, -2) if other else made
         _set(module, name, nn.Parameter(data.float(), requires_grad=False))
 
@@ -145,10 +158,10 @@ def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     setattr(module.get_submodule(owner), name, parameter)
 
 
-def _narrowed(weight: np.ndarray, name: str, form: Form) -> np.ndarray:
-    """Like `narrowed`, with the weight's name in errors."""
+def _narrowed(weight: np.ndarray, name: str, narrow: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Narrow a weight, with its name in errors."""
     try:
-        return narrowed(weight, form)
+        return narrow(weight)
     except EngineError as error:
         raise EngineError(f"{name}: {error}") from None
 

@@ -261,8 +261,9 @@ def _rotate(step: steps.Rotate, at: Pass) -> None:
     if not keys.shape[1]:  # queries alone
         return
     cache.keys[rows.places // PAGE, :, :, rows.places % PAGE] = bounded(keys).to(cache.keys)
-    values = bounded(values.unflatten(1, (-1, cache.values)))
-    cache.kept[rows.places // PAGE, :, rows.places % PAGE] = values.to(cache.kept)
+    if cache.kept is not None:
+        values = bounded(values.unflatten(1, (-1, cache.values)))
+        cache.kept[rows.places // PAGE, :, rows.places % PAGE] = values.to(cache.kept)
     if step.last:
         at.broken |= ~keys.isfinite().all(2).all(1)
 
@@ -287,8 +288,9 @@ def _attend(step: steps.Attend, at: Pass) -> None:
             away = (at_keys - positions)[:, None, None]  # [tokens, 1, 1, keys]
             seen = ((low <= at_keys) & (at_keys <= positions))[:, None, None]
             page = int(rows.tables[slot, block])
-            entries = cache.keys[page].float(), cache.kept[page].float()
-            part = part.joined(of_block(step, *entries, queries[some], seen, away))
+            keys = cache.keys[page].float()
+            values = keys[:, -cache.values :].mT if cache.kept is None else cache.kept[page].float()
+            part = part.joined(of_block(step, keys, values, queries[some], seen, away))
         whole = whole.joined(part)
         if step.sinks is not None:
             none = Attended.nothing(tokens, *heads, cache.values)

@@ -249,7 +249,7 @@ class Cache:
         size: entries of a query or a key.
         values: entries of a value.
         keys: [pages, kv_heads, size, PAGE].
-        kept: values, [pages, kv_heads, PAGE, values].
+        kept: values, [pages, kv_heads, PAGE, values]; None where they are the last entries of keys.
         storage: number format of keys and values, FLOAT or BFLOAT.
     """
 
@@ -258,15 +258,23 @@ class Cache:
     size: int
     values: int
     keys: Entries
-    kept: Entries
+    kept: Entries | None
     storage: Storage = Storage.FLOAT
+
+    @property
+    def row(self) -> int:
+        """Entries of a row of queries, keys and values."""
+        values = 0 if self.kept is None else self.kv_heads * self.values
+        return (self.heads + self.kv_heads) * self.size + values
 
     def faults(self, qkv: Buffer) -> Iterator[str]:
         """Return what does not fit a buffer of queries, keys and values, or of queries alone."""
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             yield f"{self.heads} query heads cannot share {self.kv_heads} key heads"
         if qkv.width != self.heads * self.size:
-            yield from wide(qkv, (self.heads + self.kv_heads) * self.size + self.kv_heads * self.values)
+            yield from wide(qkv, self.row)
+        if self.kept is None and self.values > self.size:
+            yield f"values of {self.values} entries in keys of {self.size}"
         if self.storage not in (Storage.FLOAT, Storage.BFLOAT):
             yield f"keys and values in {self.storage.name}"
             return

@@ -254,8 +254,8 @@ class Rotate(Step):
     """Rotate queries and keys in place, and store keys and values, bounded.
 
     Attributes:
-        qkv: queries, keys and values of a row, one after the other; or queries alone, if an earlier layer has stored
-            their keys and values.
+        qkv: queries, keys and values of a row, one after the other; queries and keys, if values are in these; or
+            queries alone, if an earlier layer has stored their keys and values.
         cache: where keys and values are stored.
         turned: entries of a head that are rotated; 0 for none.
         interleaved: whether entries 2 i and 2 i + 1 are rotated together, instead of i and turned / 2 + i.

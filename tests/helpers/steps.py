@@ -67,7 +67,7 @@ class Case(NamedTuple):
 def caches_of(program: Program) -> list[Any]:
     """The arrays of all caches and states that steps write to."""
     caches = [step.cache for step in program.steps if isinstance(step, steps.Rotate | steps.Attend)]
-    kept = [x for cache in caches for x in (cache.keys, cache.kept)]
+    kept = [x for cache in caches for x in (cache.keys, cache.kept) if x is not None]
     names = ("kept", "state")
     kept += [
         getattr(step, n) for step in program.steps if isinstance(step, STATEFUL) for n in names if hasattr(step, n)
@@ -365,20 +365,22 @@ def _slots(made: Making, group: int) -> dict[str, np.ndarray]:
 
 
 def _cache(made: Making, heads: int, kv_heads: int, pages: int) -> Cache:
-    """What others left is in it."""
+    """What others left is in it; values may be the last entries of keys."""
     size, values = made.draw(st.sampled_from([8, 16, 20, 48])), made.draw(st.sampled_from([8, 16, 36, 80]))
-    keys, kept = made.numbers(pages, kv_heads, size, PAGE), made.numbers(pages, kv_heads, PAGE, values)
+    kept: np.ndarray | None = made.numbers(pages, kv_heads, PAGE, values)
+    if made.draw(st.booleans()):
+        size, kept = values + made.draw(st.sampled_from([0, 8, 10])), None
+    keys = made.numbers(pages, kv_heads, size, PAGE)
     storage = made.draw(st.sampled_from([Storage.FLOAT, Storage.BFLOAT]))
     if storage == Storage.BFLOAT:
-        keys, kept = keys.astype(BFLOAT16), kept.astype(BFLOAT16)
+        keys, kept = keys.astype(BFLOAT16), None if kept is None else kept.astype(BFLOAT16)
     sizes = {"heads": heads, "kv_heads": kv_heads, "size": size, "values": values}
     return Cache(**sizes, keys=keys, kept=kept, storage=storage)
 
 
 def _qkv(made: Making, cache: Cache) -> Buffer:
     """Queries, keys and values, or queries alone."""
-    queries, others = cache.heads * cache.size, cache.kv_heads * (cache.size + cache.values)
-    return made.read("qkv", queries + made.draw(st.sampled_from([others, others, 0])))
+    return made.read("qkv", made.draw(st.sampled_from([cache.row, cache.row, cache.heads * cache.size])))
 
 
 @st.composite
@@ -397,7 +399,8 @@ def _rotated(draw: st.DrawFn) -> Case:
 
 @st.composite
 def _attended(draw: st.DrawFn) -> Case:
-    made, kv_heads, group = Making(draw), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    made, kv_heads = Making(draw), draw(st.integers(1, 2))
+    group = draw(st.integers(1, 3) | st.sampled_from([5, 20, 70]))
     made.wanted = False
     rows = _slots(made, group)
     cache = _cache(made, kv_heads * group, kv_heads, rows["tables"].size)
@@ -649,8 +652,8 @@ CASES: dict[type[Step], tuple[st.SearchStrategy[Case], int]] = {
     steps.HeadLinear: (_by_head(), 60),
     steps.ScoredLinear: (scored(), 60),
     steps.Score: (scored(), 10),
-    steps.Rotate: (_rotated(), 80),
-    steps.Attend: (_attended(), 60),
+    steps.Rotate: (_rotated(), 100),
+    steps.Attend: (_attended(), 100),
     steps.Copy: (_copied(), 60),
     steps.Take: (_taken(), 10),
     steps.Gate: (_gated(), 20),

@@ -18,17 +18,13 @@ from typer.testing import CliRunner
 
 from detgen.cli import app
 from detgen.engine import Engine
-from detgen.errors import QuantName
 from detgen.models.description import describe
 from detgen.models.known import known, known_models, kv_of
-from detgen.models.loading import load_model
 from detgen.models.parts import Attention
 from detgen.models.stored import held, without_weights
 from detgen.models.wrappers import without_towers
 from detgen.program.arrays import FLOAT32
 from detgen.program.operands import address
-from detgen.program.steps import Linear
-from detgen.program.storage import Storage
 
 
 def arrays(value: Any) -> Iterator[np.ndarray]:
@@ -66,22 +62,13 @@ def test_a_folder_takes_what_its_program_has(demo_models: Any, kind: str, settin
     assert found.weights[kind] == pytest.approx(taken(engine), rel=0.1)
 
 
-@pytest.mark.parametrize(("quant", "bits"), [("none", 32), ("q8", 8.5)])
-def test_latent_attention_is_counted_as_it_is_expanded(
-    random_model: Callable[..., Path], quant: QuantName, bits: float
-) -> None:
-    """In float32, whatever other layers have."""
+def test_latent_attention_keeps_what_all_heads_share(random_model: Callable[..., Path]) -> None:
+    """As the settings say it, and as a cache has it."""
     config = DESCRIBED["deepseek_v3"]()
-    loaded = load_model(random_model(config), "it", "float32", quant)
-    others = [p for name, p in loaded.model.named_parameters() if "kv_b_proj" not in name]
-    counted = loaded.packed_bytes - sum(p.numel() * (bits if p.ndim > 1 else 32) / 8 for p in others)
-    program: Any = Engine(target=loaded, drafter="none", kv_memory=8 << 20).canonical.decoder
-    weights = [step.weight for step in program.program().steps if isinstance(step, Linear)]
-    inputs = config.kv_lora_rank + config.qk_rope_head_dim
-    expanded = [each for each in weights if each.inputs == inputs]
-    assert {each.storage for each in expanded} == {Storage.FLOAT}
-    assert len(expanded) == config.num_hidden_layers
-    assert round(counted) == sum(4 * each.outputs * each.inputs for each in expanded)
+    folder = random_model(config)
+    engine = Engine(target=folder, drafter="none", kv_memory=8 << 20, kv_dtype="float32")
+    kept = config.kv_lora_rank + config.qk_rope_head_dim
+    assert known(str(folder)).kv == engine.position_bytes == 4 * config.num_hidden_layers * kept
 
 
 OLDER = {
@@ -101,7 +88,7 @@ def test_what_the_settings_say_is_what_layers_keep(family: str) -> None:
     found.read = held
     mixers = [mixer for i in range(len(found.layers)) for mixer in found.layer(i).mixers]
     keeping = [mixer for mixer in mixers if isinstance(mixer, Attention) and mixer.source is None]
-    kept = sum(4 * each.kv_heads * (each.size + each.values) for each in keeping)
+    kept = sum(4 * heads * (size + values) for heads, size, values in (each.kept for each in keeping))
     settings = json.loads(config.to_json_string())
     older = {OLDER.get(family, {}).get(name, name): value for name, value in settings.items()}
     assert kv_of(settings) == kv_of(older) == kept

@@ -18,16 +18,19 @@
 #define KEY_REGS 2
 #define VALUE_REGS 2
 #endif
+#define ENTRIES (WIDTH == 16 ? 8 : 4) /* of values in keys that are mixed at a time */
 #define CACHE_LINE 64    /* bytes */
 #define TASKS_A_THREAD 4 /* at least, before sections are tasks of their own */
 
 /* What is known of up to BATCH rows after some of their keys. */
 typedef struct {
     float *most, *total; /* [BATCH] */
-    float *results;      /* [rows, values], not yet divided */
+    float *results;      /* [rows, values], or where values are in keys [values, BATCH]; not yet divided */
 } Attended;
 
-int64_t attended_floats(const Attend *s, int64_t rows) { return 2 * BATCH + rows * s->cache.values; }
+int64_t attended_floats(const Attend *s, int64_t rows) {
+    return 2 * BATCH + (s->cache.kept ? rows : BATCH) * s->cache.values;
+}
 INLINE Attended attended_at(float *x) { return (Attended){x, x + BATCH, x + 2 * BATCH}; }
 
 int64_t attend_room(const Attend *s) { return BATCH * (s->cache.size + PAGE) + 2 * attended_floats(s, BATCH); }
@@ -168,6 +171,64 @@ INLINE void mix_page(
         mix_rest(rows, storage, values - c, results + c, values, before, behind, of, v + c * entry_bytes(storage), keys);
 }
 
+/* Some values that are entries of keys, weighted, in some registers of rows; of has the weights, [keys, BATCH]. */
+INLINE void mix_entries(
+    const int regs, const int entries, const float (*values)[PAGE], float *results, const float *before,
+    const float *behind, const float *of, int64_t first, int64_t end, Ahead *ahead) {
+    reg all[ENTRIES][2];
+#define EACH_ENTRY _Pragma("GCC unroll 8") for (int e = 0; e < entries; e++)
+#define EACH_REG _Pragma("GCC unroll 2") for (int c = 0; c < regs; c++)
+    EACH_ENTRY EACH_REG all[e][c] = reg_all(0.0f);
+    for (int64_t j = first; j < end; j++) {
+        fetch(ahead);
+        reg weight[2];
+        EACH_REG weight[c] = reg_load(of + j * BATCH + c * WIDTH);
+        EACH_ENTRY {
+            const reg value = reg_all(values[e][j]);
+            EACH_REG all[e][c] = reg_fma(value, weight[c], all[e][c]);
+        }
+    }
+    EACH_ENTRY EACH_REG {
+        float *to = results + e * BATCH + c * WIDTH;
+        const reg old = reg_load(to) * reg_load(before + c * WIDTH);
+        reg_store(to, reg_fma(all[e][c], reg_load(behind + c * WIDTH), old));
+    }
+#undef EACH_ENTRY
+#undef EACH_REG
+}
+
+INLINE void mix_keys(
+    const int storage, const int entries, int64_t rows, float *results, const float *before, const float *behind,
+    const float *of, const char *v, int64_t first, int64_t end, Ahead *ahead) {
+    float wide[ENTRIES][PAGE] __attribute__((aligned(64)));
+    for (int e = 0; e < entries; e++)
+        for (int c = 0; c < PAGE; c += WIDTH)
+            reg_store(wide[e] + c, weights(storage, v + e * PAGE * entry_bytes(storage), c, 0));
+    for (int64_t r = 0; r < rows; r += 2 * WIDTH) {
+        if (rows - r > WIDTH) mix_entries(2, entries, wide, results + r, before + r, behind + r, of + r, first, end, ahead);
+        else mix_entries(1, entries, wide, results + r, before + r, behind + r, of + r, first, end, ahead);
+        ahead->lines = 0;
+    }
+}
+
+/* The weighted values of a page of keys, `v` the first of their entries, joined to the results before them; weights, of
+ * `rows` rows from `begin` on, are [rows, PAGE]. Registers run over rows, which are many: all heads share the keys. */
+INLINE void mix_page_of_keys(
+    const int storage, int64_t begin, int64_t rows, float *results, int64_t values, const float *before,
+    const float *behind, const float *of, const char *v, int64_t first, int64_t end, const char *next, int64_t bytes) {
+    float turned[PAGE * BATCH] __attribute__((aligned(64)));
+    memset(turned + first * BATCH, 0, sizeof(float) * (end - first) * BATCH);
+    for (int64_t r = begin; r < begin + rows; r++)
+        for (int64_t j = first; j < end; j++) turned[j * BATCH + r] = of[r * PAGE + j];
+    Ahead ahead = ahead_of(next, bytes, values / ENTRIES * (end - first) + 1);
+    const int64_t lines = ahead.lines, page = PAGE * entry_bytes(storage);
+    for (int64_t c = 0, some; c < values; c += some, ahead.lines = ahead.at < next + bytes ? lines : 0) {
+        some = values - c < ENTRIES ? 1 : ENTRIES;
+        if (some == 1) mix_keys(storage, 1, begin + rows, results + c * BATCH, before, behind, turned, v + c * page, first, end, &ahead);
+        else mix_keys(storage, ENTRIES, begin + rows, results + c * BATCH, before, behind, turned, v + c * page, first, end, &ahead);
+    }
+}
+
 #define EACH_QUERIES(CALL, ...) \
     switch (step) { \
     case 6: CALL(6, __VA_ARGS__); break; \
@@ -227,7 +288,7 @@ INLINE void attend_block(
     const int storage, const Queries *q, int64_t block, const char *next, const float *queries, float *weights, Attended to) {
     const Attend *s = q->step;
     const int64_t size = s->cache.size, values = s->cache.values, first = block * PAGE;
-    const char *keys = keys_of(storage, q, block), *v = values_of(storage, q, block);
+    const char *keys = keys_of(storage, q, block), *v = s->cache.kept ? values_of(storage, q, block) : 0;
     float most[BATCH], total[BATCH], before[BATCH], behind[BATCH];
     int64_t begin = 0, end = q->rows;
     for (int64_t r = 0; r < BATCH; r++) most[r] = -INFINITY, total[r] = 0;
@@ -252,6 +313,13 @@ INLINE void attend_block(
     }
     for (int64_t r = begin; r < end; r++) total[r] = weigh(weights + r * PAGE, most[r], seen);
     join_totals(to, most, total, q->rows, before, behind);
+    if (!s->cache.kept) {
+        const int64_t low = q->low[begin] - first, page = PAGE * entry_bytes(storage);
+        if (begin < end)
+            mix_page_of_keys(storage, begin, end - begin, to.results, values, before, behind, weights,
+                             keys + (size - values) * page, low < 0 ? 0 : low, seen, next, size * page);
+        return;
+    }
     ahead = ahead_of(next, size * PAGE * entry_bytes(storage), PAGE);
     for (int64_t r = begin, step; r < end; r += step, ahead.lines = 0) {
         step = end - r < QUERIES ? end - r : QUERIES;
@@ -264,7 +332,7 @@ INLINE void attend_block(
 
 INLINE void nothing_known(const Queries *q, Attended to) {
     for (int64_t r = 0; r < BATCH; r++) to.most[r] = -INFINITY, to.total[r] = 0;
-    memset(to.results, 0, sizeof(float) * q->rows * q->step->cache.values);
+    memset(to.results, 0, sizeof(float) * (attended_floats(q->step, q->rows) - 2 * BATCH));
 }
 
 /* A section of keys by itself, of those that a task reads; `after` has what is read behind the last of these. */
@@ -293,7 +361,13 @@ static void join_section(const Queries *q, Attended to, Attended section) {
     float before[BATCH], behind[BATCH];
     const int64_t values = q->step->cache.values;
     join_totals(to, section.most, section.total, q->rows, before, behind);
-    for (int64_t r = 0; r < q->rows; r++)
+    for (int64_t c = 0; c < values && !q->step->cache.kept; c++)
+        for (int64_t r = 0; r < q->rows; r += LANES) {
+            float *at = to.results + c * BATCH + r;
+            const vec old = mul(load(at), load(before + r));
+            store(at, fma3(load(section.results + c * BATCH + r), load(behind + r), old));
+        }
+    for (int64_t r = 0; r < q->rows && q->step->cache.kept; r++)
         for (int64_t c = r * values; c < (r + 1) * values; c += LANES) {
             const int64_t left = (r + 1) * values - c;
             const vec old = mul(load_some(to.results + c, left), all(before[r]));
@@ -321,19 +395,22 @@ static void take_queries(const Queries *q, const float *x, int64_t x_row, float 
 
 static void put_results(const Queries *q, Attended from, float *to, int64_t to_row) {
     const int64_t values = q->step->cache.values;
-    for (int64_t r = 0; r < q->rows; r++) {
-        const int64_t row = q->row + r, number = query_head(q, r);
-        float *out = to + (q->piece->row + row / q->group) * to_row + number * values;
-        for (int64_t c = 0; c < values; c += LANES) { /* 0 is all there is: a weight of 0 would turn -0 to 0 */
-            const vec x = load_some(from.results + r * values + c, values - c);
-            store_some(out + c, add(quotient(x, all(from.total[r])), all(0.0f)), values - c);
+    for (int64_t c = 0; c < values; c += LANES)
+        for (int64_t r = 0; r < q->rows; r++) {
+            const int64_t row = q->row + r, left = values - c;
+            float *out = to + (q->piece->row + row / q->group) * to_row + query_head(q, r) * values + c, turned[LANES] = {0};
+            for (int64_t l = 0; l < LANES && l < left && !q->step->cache.kept; l++)
+                turned[l] = from.results[(c + l) * BATCH + r];
+            const vec x = q->step->cache.kept ? load_some(from.results + r * values + c, left) : load(turned);
+            /* 0 is all there is: a weight of 0 would turn -0 to 0 */
+            store_some(out, add(quotient(x, all(from.total[r])), all(0.0f)), left);
         }
-    }
 }
 
 int alike(const Attend *a, const Attend *b) {
     const Cache *c = &a->cache, *d = &b->cache;
-    return c->heads == d->heads && c->kv_heads == d->kv_heads && a->window == b->window && a->chunk == b->chunk;
+    return c->heads == d->heads && c->kv_heads == d->kv_heads && c->values == d->values && !c->kept == !d->kept &&
+           a->window == b->window && a->chunk == b->chunk;
 }
 
 INLINE int64_t rows_of_piece(const Attend *s, const Piece *p) { return p->tokens * (s->cache.heads / s->cache.kv_heads); }

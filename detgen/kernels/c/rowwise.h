@@ -147,7 +147,7 @@ INLINE void keep_row(const int storage, const Cache *c, int64_t place, const flo
     const int64_t page = place / PAGE * c->kv_heads, at = place % PAGE;
     for (int64_t i = 0; i < c->kv_heads * c->size; i++)
         keep(storage, c->keys, (page * c->size + i) * PAGE + at, k[i], most);
-    for (int64_t h = 0; h < c->kv_heads; h++)
+    for (int64_t h = 0; h < c->kv_heads && c->kept; h++)
         for (int64_t i = 0; i < c->values; i++)
             keep(storage, c->kept, ((page + h) * PAGE + at) * c->values + i, v[h * c->values + i], most);
 }

@@ -78,9 +78,11 @@ def _read(
     head,
     heads,
     KV_HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
     VALUES: tl.constexpr,
+    IN_KEYS: tl.constexpr,
     WIDE: tl.constexpr,
     CAPPED: tl.constexpr,
     SLOPES: tl.constexpr,
@@ -89,6 +91,7 @@ def _read(
     TILES: tl.constexpr,
     QUERIES: tl.constexpr,
 ):
+    # Heads are those of a part of the queries that share a key head.
     piece, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
     own, section = tl.program_id(1), tl.program_id(2)
     slot, row, position, of_group, there, low, high = _queries(pieces, piece, tile, GROUP, QUERIES)
@@ -97,7 +100,7 @@ def _read(
     end = tl.minimum(tl.cdiv(high, _PAGE), section * _BLOCKS + _BLOCKS)
     if (low < high) & (begin < end):
         key, value, lane = tl.arange(0, _PAGE), tl.arange(0, WIDTH), tl.arange(0, 16)
-        lowest = _first_seen(position, window, chunk)
+        lowest, kept_head = _first_seen(position, window, chunk), (head + own) // PARTS
         query = qkv + row * WIDE + ((head + own) * GROUP + of_group) * SIZE
         state = ((row * heads + own) * GROUP + of_group) * tl.cdiv(blocks, _BLOCKS) + section
         of = results + state * STRIDE  # holds the weights of a block before it takes the results
@@ -106,7 +109,7 @@ def _read(
         sums = tl.zeros((QUERIES, WIDTH), tl.float32)
         for block in range(begin, end):
             page, before = tl.load(tables + slot * blocks + block).to(tl.int64), block * _PAGE
-            of_key = keys + (page * KV_HEADS + head + own) * (SIZE * _PAGE) + key
+            of_key = keys + (page * KV_HEADS + kept_head) * (SIZE * _PAGE) + key
             x = tl.zeros((QUERIES, _PAGE), tl.float32)
             for d in range(SIZE):
                 entry = tl.load(query + d, mask=there, other=0.0)
@@ -127,12 +130,16 @@ def _read(
             lanes = tl.zeros((QUERIES, 16), tl.float32)
             for at in tl.static_range(0, _PAGE, 16):
                 lanes += tl.load(of[:, None] + (lane + at)[None, :], mask=there[:, None], other=0.0)
-            of_value = kept + (page * KV_HEADS + head + own) * (_PAGE * VALUES) + value
+            if IN_KEYS:
+                of_value = keys + ((page * KV_HEADS + kept_head) * SIZE + SIZE - VALUES + value) * _PAGE
+            else:
+                of_value = kept + (page * KV_HEADS + kept_head) * (_PAGE * VALUES) + value
             mixed = tl.zeros((QUERIES, WIDTH), tl.float32)
             for j in range(tl.maximum(first, before), tl.minimum(high, before + _PAGE)):
                 sees = there & (j >= lowest) & (j <= position)
                 weight = tl.load(of + (j - before), mask=sees, other=0.0)
-                entry = tl.load(of_value + (j - before) * VALUES, mask=value < VALUES, other=0.0).to(tl.float32)
+                read = of_value + (j - before) * (1 if IN_KEYS else VALUES)
+                entry = tl.load(read, mask=value < VALUES, other=0.0).to(tl.float32)
                 mixed = tl.where(sees[:, None], tl.fma(entry[None, :], weight[:, None], mixed), mixed)
             most, total, sums = _joined(most, total, sums, top, fold(lanes, QUERIES), mixed)
         tl.debug_barrier()
@@ -199,22 +206,26 @@ def attend(step: Attend, qkv: torch.Tensor, pieces: torch.Tensor, tables: torch.
         to: float32 [rows, heads * values]; takes the results. Rows of no piece are left unchanged.
     """
     cache, (rows, wide), blocks = step.cache, qkv.shape, tables.shape[1]
-    kv_heads, group, sections = cache.kv_heads, cache.heads // cache.kv_heads, triton.cdiv(blocks, SECTION_BLOCKS)
-    most = max(SHARING, group)  # queries of a piece that read a head's keys
+    group, sections = cache.heads // cache.kv_heads, triton.cdiv(blocks, SECTION_BLOCKS)
+    stride = max(cache.values, PAGE)
+    room = max(_MOST // (4 * rows * sections * stride), 1)  # for the results of so many query heads at a time
+    parts = next(n for n in range(1, group + 1) if group % n == 0 and (group // n <= room or n == group))
+    most = triton.cdiv(max(SHARING, group), parts)  # queries of a piece that read a head's keys
+    group, heads = group // parts, cache.kv_heads * parts
     queries = tile(most, _QUERIES)
-    tiles, stride = triton.cdiv(most, queries), max(cache.values, PAGE)
-    each = min(max(_MOST // (4 * rows * group * sections * stride), 1), kv_heads)  # key heads at a time
+    tiles, each = triton.cdiv(most, queries), min(max(room // group, 1), heads)
     known = [torch.empty(rows, each * group, sections, device=qkv.device) for _ in range(2)]
     known.append(torch.empty(rows, each * group, sections, stride, device=qkv.device))
     shape = above(cache.values), stride, tiles, queries
-    sinks, slopes = (qkv if each is None else each for each in (step.sinks, step.slopes))
-    for head in range(0, kv_heads, each):
-        some = min(each, kv_heads - head)
+    kept, sinks, slopes = (qkv if x is None else x for x in (cache.kept, step.sinks, step.slopes))
+    for head in range(0, heads, each):
+        some = min(each, heads - head)
         of = step.window, step.chunk, blocks, head, some
         _read[(len(pieces) * tiles, some, sections)](
-            *(qkv, cache.keys, cache.kept, pieces, tables, *known, slopes),
+            *(qkv, cache.keys, kept, pieces, tables, *known, slopes),
             *(float(step.scale), float(step.softcap or 1.0), *of),
-            *(kv_heads, group, cache.size, cache.values, wide, bool(step.softcap), step.slopes is not None, *shape),
+            *(cache.kv_heads, parts, group, cache.size, cache.values, cache.kept is None, wide),
+            *(bool(step.softcap), step.slopes is not None, *shape),
             **OPTIONS,
         )
         _join[(len(pieces) * tiles, some)](

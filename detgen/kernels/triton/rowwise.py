@@ -357,12 +357,15 @@ def rotate(
     not finite."""
     cache, rows = step.cache, tile(len(qkv), _ROWS)
     tables = (qkv if t is None else t for t in (step.cosines, step.sines, step.factors))
-    heads = cache.heads if qkv.shape[1] == cache.heads * cache.size else cache.heads + 2 * cache.kv_heads
+    values = 0 if cache.kept is None else cache.values
+    heads, kept = cache.heads, cache.keys if cache.kept is None else cache.kept
+    if qkv.shape[1] != heads * cache.size:
+        heads += cache.kv_heads * (1 + bool(values))
     _rotate[(triton.cdiv(len(qkv), rows), heads)](
-        *(qkv, positions, places, *tables, cache.keys, cache.kept, broken, *qkv.shape, most("float32")),
-        *(cache.heads, cache.kv_heads, cache.size, cache.values, step.turned, step.interleaved),
+        *(qkv, positions, places, *tables, cache.keys, kept, broken, *qkv.shape, most("float32")),
+        *(cache.heads, cache.kv_heads, cache.size, values, step.turned, step.interleaved),
         *(step.factors is not None, step.last, cache.storage == Storage.BFLOAT),
-        *(rows, above(max(cache.size, cache.values))),
+        *(rows, above(max(cache.size, values))),
         num_warps=1,
         **OPTIONS,
     )

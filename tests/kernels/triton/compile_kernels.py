@@ -72,11 +72,12 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         name: (
             attend._read,
             [FLOAT, FLOAT, FLOAT, LONG, LONG, FLOAT, FLOAT, FLOAT, FLOAT, "fp32", "fp32", *["i32"] * 5],
-            [kv_heads, group, size, size, wide, capped, capped, size, size, 8, attend._QUERIES],
+            [kv_heads, 1, group, size, values, values < size, wide, capped, capped, values, values, 8, attend._QUERIES],
         )
-        for name, kv_heads, group, size, wide, capped in (
-            ("attend: sections", *HEADS, 6144, False),
-            ("attend: sections, capped and sloped", 8, 2, 256, 8192, True),
+        for name, kv_heads, group, size, values, wide, capped in (
+            ("attend: sections", *HEADS, 128, 6144, False),
+            ("attend: sections, capped and sloped", 8, 2, 256, 256, 8192, True),
+            ("attend: sections, values in keys", 1, 16, 576, 512, 17 * 576, False),
         )
     },
     "attend: joined": (

@@ -494,6 +494,7 @@ def test_softmax_and_sum(device: str, size: int) -> None:
     interleaved=st.booleans(),
     last=st.booleans(),
     alone=st.booleans(),
+    within=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_rotation(
@@ -503,11 +504,12 @@ def test_rotation(
     interleaved: bool,
     last: bool,
     alone: bool,
+    within: bool,
     dtype: torch.dtype,
 ) -> None:
-    """In place, and what is stored, bounded and rounded; of queries alone, nothing is."""
+    """In place, and what is stored, bounded and rounded; of queries alone, nothing is, nor are values in keys."""
     count, kv_heads, size = heads
-    qkv = Buffer("qkv", (count + (0 if alone else 2 * kv_heads)) * size)
+    qkv = Buffer("qkv", (count + (0 if alone else kv_heads if within else 2 * kv_heads)) * size)
     x = numbers(1, 5, qkv.width)
     x[1, 0 if alone else count * size], x[2, -1] = torch.nan, torch.inf
     if not alone:
@@ -520,7 +522,7 @@ def test_rotation(
     for where in ("cpu", device):
         keys, values = (torch.zeros(3, kv_heads, *of, dtype=dtype) for of in ((size, PAGE), (PAGE, size)))
         sizes = {"heads": count, "kv_heads": kv_heads, "size": size, "values": size}
-        cache = Cache(**sizes, keys=keys, kept=values, storage=STORAGE[name_of(dtype)])
+        cache = Cache(**sizes, keys=keys, kept=None if within else values, storage=STORAGE[name_of(dtype)])
         step = steps.Rotate(
             name="rotated", qkv=qkv, cache=cache, turned=turned, interleaved=interleaved, cosines=cosines, sines=sines,
             factors=numbers(3, 40) if last else None, last=last,
@@ -532,9 +534,10 @@ def test_rotation(
             broken = TritonRunner(program).run(rows.to(device), given).bool().cpu()
         else:
             broken = Interpreter(program).run(rows, given)
-        kept.append((given[qkv].cpu(), moved.cache.keys.cpu(), moved.cache.kept.cpu(), broken))
+        stored = [x.cpu() for x in (moved.cache.keys, moved.cache.kept) if x is not None]
+        kept.append((given[qkv].cpu(), *stored, broken))
     assert all(same_bits(a, b) for a, b in zip(*kept, strict=True))
-    assert kept[0][3].tolist() == [False, last and not alone, False, False, False]
+    assert kept[0][-1].tolist() == [False, last and not alone, within and last and not alone, False, False]
     assert kept[0][1].any() != alone
 
 
@@ -545,9 +548,15 @@ class Windows(NamedTuple):
     lengths: list[int]
 
     def attend(
-        self, heads: tuple[int, int, int], seed: int = 0, dtype: torch.dtype = torch.float32, **how: Any
+        self,
+        heads: tuple[int, int, int],
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        *,
+        within: bool = False,
+        **how: Any,
     ) -> Case:
-        """A step of query heads, key heads and their size, and what it reads."""
+        """A step of query heads, key heads and their size, and what it reads; values may be within keys."""
         count, kv_heads, size = heads
         slots, ends = len(self.starts), [s + n for s, n in zip(self.starts, self.lengths, strict=True)]
         blocks = -(-max(ends) // PAGE)
@@ -558,8 +567,8 @@ class Windows(NamedTuple):
         keys = numbers(2, slots * blocks, kv_heads, size, PAGE).to(dtype)
         values = numbers(3, slots * blocks, kv_heads, PAGE, 6).to(dtype)
         sizes = {"heads": count, "kv_heads": kv_heads, "size": size, "values": 6}
-        cache = Cache(**sizes, keys=keys, kept=values, storage=STORAGE[name_of(dtype)])
-        qkv, to = Buffer("qkv", (count + kv_heads) * size + kv_heads * 6), Buffer("to", count * 6)
+        cache = Cache(**sizes, keys=keys, kept=None if within else values, storage=STORAGE[name_of(dtype)])
+        qkv, to = Buffer("qkv", cache.row), Buffer("to", count * 6)
         step = steps.Attend(name="attention", qkv=qkv, cache=cache, to=to, **{"scale": 0.2} | how)
         rows = Rows(positions, positions, positions, positions, tables, pieces)
         return Case(step, rows, {qkv: numbers(1, len(positions), qkv.width), to: torch.zeros(len(positions), to.width)})
@@ -599,7 +608,8 @@ def section(device: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 @examples(8)
 @given(
-    heads=st.sampled_from([(1, 1, 8), (4, 2, 8), (6, 2, 12), (8, 1, 8)]),
+    heads=st.sampled_from([(1, 1, 8), (4, 2, 8), (6, 2, 12), (8, 1, 8), (70, 1, 10)]),
+    within=st.booleans(),
     window=st.sampled_from([0, 0, 1, 20, 100]),
     chunk=st.sampled_from([0, 0, 33, 64]),
     softcap=st.sampled_from([0.0, 3.0]),
@@ -612,6 +622,7 @@ def section(device: str, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_attention(
     device: str,
     heads: tuple[int, int, int],
+    within: bool,
     window: int,
     chunk: int,
     softcap: float,
@@ -625,7 +636,7 @@ def test_attention(
     windows, how = Windows([0, 61, 130, 5], [length, 5, 1, 1]), {"window": window, "chunk": chunk, "softcap": softcap}
     for name in [name for name, has in {"sinks": sinks, "slopes": slopes}.items() if has]:
         how[name] = numbers(seed, heads[0]).abs()
-    windows.attend(heads, seed, dtype, **how).results(device)
+    windows.attend(heads, seed, dtype, within=within, **how).results(device)
 
 
 SECTION = SECTION_BLOCKS * PAGE
@@ -640,6 +651,7 @@ SECTION = SECTION_BLOCKS * PAGE
         ((3, 1, 4), lambda n: ([n + 94, 2 * n], {"chunk": n + 97})),  # begins among the rows, in the middle of a block
         ((4, 2, 4), lambda n: ([n + 200], {"chunk": n - 6, "window": 230, "softcap": 0.7})),
         ((4, 2, 4), lambda n: ([n - 2], {"sinks": torch.tensor([0.0, -3.0, 9.0, torch.inf])})),
+        ((20, 1, 9), lambda n: ([n - 2, 2 * n], {"within": True})),
         ((4, 2, 4), lambda n: ([n - 2, 2 * n], {"slopes": torch.tensor([0.5, 0.25, 0.01, 0.0])})),
     ],
 )
@@ -651,10 +663,12 @@ def test_sections_of_attention(
 
 
 def test_small_tiles_of_attention(device: str, section: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few queries of a program, as a GPU has them, and one key head at a time."""
+    """A few queries of a program, as a GPU has them, and one query head at a time, or two, or three of six."""
     monkeypatch.setattr("detgen.kernels.triton.attend.tile", lambda _size, _most: 4)
-    monkeypatch.setattr("detgen.kernels.triton.attend._MOST", 1)
-    Windows([section - 2, 3], [5, 1]).attend((6, 2, 4), window=120).results(device)
+    of_head = 4 * 6 * 2 * PAGE  # bytes of two sections of six rows
+    for most, heads in ((1, (6, 2, 4)), (2 * of_head, (6, 1, 6)), (3 * of_head + 1, (6, 1, 6))):
+        monkeypatch.setattr("detgen.kernels.triton.attend._MOST", most)
+        Windows([section - 2, 3], [5, 1]).attend(heads, window=120, within=heads[1] == 1).results(device)
 
 
 def test_scores_that_are_not_finite(device: str, section: int) -> None:

@@ -158,6 +158,15 @@ def test_weights_in_fewer_bits(form: Form, dtype: torch.dtype) -> None:
     read_by_both(hf.LlamaConfig(**TINY | {"hidden_size": 32, "intermediate_size": 256}), form, dtype)
 
 
+@pytest.mark.parametrize(
+    ("form", "dtype"), usual([("q8", torch.float32)], [("none", torch.float32), ("tc25", torch.bfloat16)])
+)
+def test_latent_attention(form: Form, dtype: torch.dtype) -> None:
+    """Weights that take queries to short vectors, and those back from them, are in fewer bits, too."""
+    sizes = {"q_lora_rank": None, "kv_lora_rank": 64, "qk_rope_head_dim": 4, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    read_by_both(hf.DeepseekV3Config(**TINY | sizes | {"first_k_dense_replace": 1}), form, dtype)
+
+
 @thorough
 def test_states_move_on_once() -> None:
     """In passes that are recorded and replayed; rows of drafts that do not stand move none; more slots than there was

@@ -19,6 +19,7 @@ from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from detgen.engine import Engine
 from detgen.errors import EngineError
 from detgen.models.byte_letters import byte_letters
 from detgen.models.gguf.families import config_of
@@ -28,6 +29,8 @@ from detgen.models.gguf.tokenizer import own_tokenizer
 from detgen.models.known import known
 from detgen.models.loading import load_model
 from detgen.program.arrays import same_bits
+from detgen.program.steps import HeadLinear
+from detgen.program.storage import Storage
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 SIZES: dict[str, Any] = {**STORED, "num_hidden_layers": 3}
@@ -347,6 +350,22 @@ def test_stored_weights_stand_for_their_numbers(
     name: str, kinds: tuple[str, ...], folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     check_stored(MODELS[name], folders(name), tmp_path, kinds)
+
+
+def test_heads_of_deepseek_stay_in_few_bits(random_model: Callable[..., Path], tmp_path: Path) -> None:
+    """A file has weights of keys as queries take them, so that both stay as they are stored."""
+    sizes = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": None}
+    turned = LATENT["qk_rope_head_dim"]
+    said = {
+        **{"attention.head_count_kv": 1, "attention.key_length": 64 + turned, "attention.value_length": 64},
+        **{"attention.key_length_mla": 32 + turned, "attention.value_length_mla": 32},
+        **{"rope.dimension_count": turned, "expert_gating_func": 2},
+    }
+    model = Model("deepseek2", lambda: hf.DeepseekV3Config(**ROUTED | LATENT | sizes, attention_bias=True), said)
+    check_stored(model, plain_tokenizer(random_model(model.config())), tmp_path, ("Q8_0",))
+    decoder: Any = Engine(target=tmp_path / "False.gguf", drafter="none", kv_memory=8 << 20).canonical.decoder
+    of_heads = [step.weight.storage for step in decoder.program().steps if isinstance(step, HeadLinear)]
+    assert of_heads == [Storage.BYTE] * 2 * SIZES["num_hidden_layers"]
 
 
 def in_one(name: str, folder: Path) -> dict[str, np.ndarray | None]:
