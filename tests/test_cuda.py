@@ -336,7 +336,7 @@ from torch.utils._pytree import tree_iter
 from detgen import Engine, Request, SamplingParams, ScoreRequest
 from detgen.kernels.input_batch import Window, Windows
 from detgen.kernels.sampling import Choice, Choices
-from detgen.kernels.triton import launching, triton_decoder
+from detgen.kernels.triton import launching, shapes, triton_decoder
 
 class Counting(TorchDispatchMode):
     def __init__(self):
@@ -390,12 +390,12 @@ for drafter, some in cases:
     own = {name: getattr(launching, name) for name in ("send", "fetched")}
     def counted(name):
         return lambda *given: (by.update([name]), own[name](*given))[1]
-    launching.send = triton_decoder.send = counted("send")
+    launching.send = shapes.send = counted("send")
     triton_decoder.fetched = counted("fetched")
     with Counting() as counting:
         engine.generate(some)
         engine.score([ScoreRequest(0, 0, token_ids=[5, 6, 7], completions=((8, 9), (1,)))])
-    launching.send = triton_decoder.send = own["send"]
+    launching.send = shapes.send = own["send"]
     triton_decoder.fetched = own["fetched"]
     others = [counting.found[to] - by[name] for to, name in (("to the host", "fetched"), ("to the device", "send"))]
     print(*others, by["fetched"] / engine.stats.target_passes)

@@ -131,12 +131,12 @@ def test_the_host_waits_once_for_several_rounds(engines: Callable[..., Engine], 
     """It waited for each draft, and then for its verdict."""
     settings: dict[str, Any] = {"drafter": drafter, "draft_tokens": 3, "prefix_cache": False}
     engine = engines(drafter="model", batch_size=4).with_settings(**settings)
-    params = [SamplingParams(max_tokens=120, ignore_eos=True, temperature=i % 2 * 0.7) for i in range(4)]
+    params = [SamplingParams(max_tokens=80, ignore_eos=True, temperature=i * 0.7) for i in range(2)]
     requests = [Request(i, i, token_ids=TOKENS[i : i + 9], params=how) for i, how in enumerate(params)]
     with foreseeing(engine) as waits:
         done = engine.generate(requests)
     rounds = max(r.round for c in done for r in c.records)
-    assert len(waits) < 0.4 * rounds
+    assert len(waits) < 0.5 * rounds
     with foreseeing(engine) as waits, pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoding.Policy, "rounds", lambda *_: 0)
         assert [c.token_ids for c in engine.generate(requests)] == [c.token_ids for c in done]

@@ -75,6 +75,8 @@ def _read(
     window,
     chunk,
     blocks,
+    of_slot,
+    of_block,
     head,
     heads,
     KV_HEADS: tl.constexpr,
@@ -108,7 +110,7 @@ def _read(
         total = tl.zeros((QUERIES,), tl.float32)
         sums = tl.zeros((QUERIES, WIDTH), tl.float32)
         for block in range(begin, end):
-            page, before = tl.load(tables + slot * blocks + block).to(tl.int64), block * _PAGE
+            page, before = tl.load(tables + slot * of_slot + block * of_block).to(tl.int64), block * _PAGE
             of_key = keys + (page * KV_HEADS + kept_head) * (SIZE * _PAGE) + key
             x = tl.zeros((QUERIES, _PAGE), tl.float32)
             for d in range(SIZE):
@@ -220,15 +222,28 @@ def attend(step: Attend, qkv: torch.Tensor, pieces: torch.Tensor, tables: torch.
     kept, sinks, slopes = (qkv if x is None else x for x in (cache.kept, step.sinks, step.slopes))
     for head in range(0, heads, each):
         some = min(each, heads - head)
-        of = step.window, step.chunk, blocks, head, some
+        seen = step.window, step.chunk, blocks
         _read[(len(pieces) * tiles, some, sections)](
             *(qkv, cache.keys, kept, pieces, tables, *known, slopes),
-            *(float(step.scale), float(step.softcap or 1.0), *of),
+            *(float(step.scale), float(step.softcap or 1.0), *seen, *tables.stride(), head, some),
             *(cache.kv_heads, parts, group, cache.size, cache.values, cache.kept is None, wide),
             *(bool(step.softcap), step.slopes is not None, *shape),
             **OPTIONS,
         )
         _join[(len(pieces) * tiles, some)](
-            *(pieces, *known, sinks, to, *of, cache.heads, group, cache.values, step.sinks is not None, *shape),
+            *(
+                pieces,
+                *known,
+                sinks,
+                to,
+                *seen,
+                head,
+                some,
+                cache.heads,
+                group,
+                cache.values,
+                step.sinks is not None,
+                *shape,
+            ),
             **OPTIONS,
         )

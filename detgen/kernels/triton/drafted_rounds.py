@@ -43,7 +43,7 @@ LEAST: tl.constexpr = tl.constexpr(4)
 ENDING: tl.constexpr = tl.constexpr(5)
 
 
-@triton.jit(do_not_specialize=("column", "step", "scratch", "blocks", "most"))
+@triton.jit(do_not_specialize=("column", "step", "scratch", "of_window", "of_block", "most"))
 def _place(
     ids,
     positions,
@@ -55,7 +55,8 @@ def _place(
     column,
     step,
     scratch,
-    blocks,
+    of_window,
+    of_block,
     most,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
@@ -69,7 +70,7 @@ def _place(
     there = tl.where(tl.load(of + ALIVE) > 0, tl.minimum(there, rows), 0)
     goes, inside, position = at < there, at < rows, start + at
     token = tl.load(of + TOKENS + column + at, mask=goes, other=0)
-    page = tl.load(tables + window * blocks + position // _PAGE, mask=goes, other=0)
+    page = tl.load(tables + window * of_window + position // _PAGE * of_block, mask=goes, other=0)
     tl.store(ids + first + at, token, mask=inside)
     tl.store(positions + first + at, tl.where(goes, position, 0), mask=inside)
     tl.store(places + first + at, tl.where(goes, page * _PAGE + position % _PAGE, scratch), mask=inside)
@@ -158,7 +159,7 @@ class Sheet:
         """Fill in the rows of a pass, whose pieces have at most `most` tokens."""
         _place[(len(one.which),)](
             *(rows.ids, rows.positions, rows.places, rows.pieces, rows.tables, self.known, self._layout(one, most)),
-            *(one.column, one.step, scratch, rows.tables.shape[1], most, self.known.shape[1], self._rows),
+            *(one.column, one.step, scratch, *rows.tables.stride(), most, self.known.shape[1], self._rows),
             **OPTIONS,
         )
 

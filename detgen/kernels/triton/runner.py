@@ -257,7 +257,7 @@ class TritonRunner:
         """
         buffers = {buffer: tensor(x) for buffer, x in given.items()}
         rows = Rows(*(None if x is None else tensor(x) for x in rows))
-        for x in (*buffers.values(), *(x for x in rows if x is not None)):
+        for x in (*buffers.values(), *(x for x in rows if x is not None and x is not rows.tables)):
             assert x.is_contiguous(), "kernels read one row behind the other"
         count, wanted, device = len(rows.ids), len(rows.wanted), rows.ids.device
         of = _Pass(rows, buffers, torch.zeros(count, dtype=torch.int8, device=device))

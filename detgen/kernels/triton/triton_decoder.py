@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,106 +24,16 @@ from detgen.kernels.rounds import Pass, Passes, Round, Rounds
 from detgen.kernels.sampling import Choices
 from detgen.kernels.triton.drafted_rounds import Sheet, told
 from detgen.kernels.triton.growing_lists import GrowingLists
-from detgen.kernels.triton.launching import fetched, on, send, sent, versions
+from detgen.kernels.triton.launching import fetched, on, sent, versions
 from detgen.kernels.triton.replaying import Replaying
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
+from detgen.kernels.triton.shapes import Key, Memory, Shape
 from detgen.program.operands import ARITHMETIC
 from detgen.program.rows import Rows
 
-_LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # row counts of passes; larger passes are not padded
 _MOST_RECORDED = 512  # rows of a pass; in larger ones, launching takes less time than the kernels
 _MOST_SHAPES = 64  # of recorded passes: those used last
-_LEAST_BLOCKS = 4  # of the contexts of a recorded pass, whose number is a power of two
-
-
-class Key(NamedTuple):
-    """The shape of passes that share a recording.
-
-    Attributes:
-        rows: number of rows.
-        wanted: number of rows whose logits are wanted.
-        pieces: number of pieces of their windows.
-        blocks: number of blocks of the longest context.
-        spans: number of windows, if the model's layers keep states; else 0.
-    """
-
-    rows: int
-    wanted: int
-    pieces: int
-    blocks: int
-    spans: int
-
-
-class _Memory:
-    """Device memory that passes of all shapes share, as large as the largest of them needs.
-
-    The results of a pass are read by the launches that follow, before the next pass.
-
-    Args:
-        outputs: entries of a row of results.
-        device: where the memory is.
-    """
-
-    def __init__(self, outputs: int, device: torch.device) -> None:
-        self._outputs, self._device = outputs, device
-        self._sizes = [0, 0, 0]
-
-    def reach(self, key: Key) -> bool:
-        """Make room for passes of a shape; return whether memory has moved, which invalidates recordings."""
-        rows, wanted, *_ = key
-        sizes = [max(pair) for pair in zip(self._sizes, (sum(_counts(key)), wanted, rows), strict=True)]
-        if sizes == self._sizes:
-            return False
-        self._sizes = sizes
-        self.sent = torch.zeros(sizes[0], dtype=torch.int64, device=self._device)
-        self.results = torch.zeros(sizes[1], self._outputs, device=self._device)
-        self.broken = torch.zeros(sizes[2], dtype=torch.int8, device=self._device)
-        return True
-
-
-class _Shape:
-    """The buffers of passes of a shape: their inputs and results.
-
-    Args:
-        key: the shape.
-        memory: has room for them.
-
-    Attributes:
-        rows: the inputs.
-        results: float32 [wanted, outputs].
-        broken: int8 [rows], 1 where a key of the last layer is not finite.
-        used: whether such a pass has run.
-        replay: runs such a pass, once it has been recorded.
-    """
-
-    def __init__(self, key: Key, memory: _Memory) -> None:
-        rows, wanted, pieces, blocks, spans = key
-        self._counts = _counts(key)
-        self._sent = memory.sent[: sum(self._counts)]
-        ids, positions, places, of, cut, of_slots, tables = self._sent.split(self._counts)
-        told = of_slots.view(spans, 6) if spans else None
-        self.rows = Rows(ids, positions, places, of, tables.view(pieces, blocks), cut.view(pieces, 4), told)
-        self.results, self.broken = memory.results[:wanted], memory.broken[:rows]
-        self.used = False
-        self.replay: Callable[[], None] | None = None
-
-    def fill(self, packed: InputBatch, scratch: int, pieces: np.ndarray, tables: np.ndarray) -> None:
-        """Send the inputs of a pass; `scratch` is the place of padding, the rest is from `InputBatch.by_pieces`."""
-        given: list[Any] = [packed.ids, packed.positions, packed.kv_positions, packed.wanted, pieces.ravel()]
-        given.append(() if packed.spans is None else packed.spans.ravel())
-        host = np.zeros(sum(self._counts), np.int64)
-        *parts, pages = np.split(host, np.cumsum(self._counts)[:-1])
-        for part, values, rest in zip(parts, given, (0, 0, scratch, 0, 0, 0), strict=True):
-            part[: len(values)], part[len(values) :] = values, rest
-        blocks = min(self.rows.tables.shape[1], tables.shape[1])
-        pages.reshape(self.rows.tables.shape)[: len(tables), :blocks] = tables[:, :blocks]
-        send(torch.from_numpy(host), self._sent)
-
-
-def _counts(key: Key) -> list[int]:
-    """Return the counts of the inputs of a pass: ids, positions, places, wanted rows, pieces, spans, tables."""
-    return [key.rows, key.rows, key.rows, key.wanted, 4 * key.pieces, 6 * key.spans, key.pieces * key.blocks]
 
 
 class TritonDecoder(ProgramDecoder):
@@ -157,8 +67,8 @@ class TritonDecoder(ProgramDecoder):
     ) -> None:
         super().__init__(programs, fewer)
         self._scratch, self._device, self._replaying = scratch, device, replaying
-        self._shapes: dict[Key, _Shape] = {}
-        self._memory = _Memory(self.outputs, device)
+        self._shapes: dict[Key, Shape] = {}
+        self._memory = Memory(self.outputs, device)
         self._runners: dict[tuple[int, int], TritonRunner] = {}
         self._sharing = max(SHARING // programs.group, 1)  # most tokens of a piece
 
@@ -310,7 +220,7 @@ class TritonDecoder(ProgramDecoder):
             scores, broken, known = _fetch(found, flags, sheets)
         return told(asked, passes, known, scores, broken)
 
-    def _placed(self, one: Pass, sheet: Sheet | None, longest: int) -> _Shape:
+    def _placed(self, one: Pass, sheet: Sheet | None, longest: int) -> Shape:
         """Run a pass of a round, of the rows that a sheet tells, if any; return its buffers."""
         if sheet is None:
             return self._run(one.batch, None)
@@ -322,7 +232,7 @@ class TritonDecoder(ProgramDecoder):
         exchange: Exchange | None,
         place: Callable[[Rows], object] | None = None,
         longest: int = 0,
-    ) -> _Shape:
+    ) -> Shape:
         """Run a pass; return its buffers.
 
         Args:
@@ -335,22 +245,19 @@ class TritonDecoder(ProgramDecoder):
         if self._outgrown(longest):
             self._runners.clear()
             self._shapes.clear()
-        rows, wanted = _rung(len(packed.ids)), _rung(len(packed.wanted))
         pieces, tables = packed.by_pieces(self._sharing)
-        blocks = max(_LEAST_BLOCKS, _above(-(-longest // BLOCK)))
-        spans = 0 if packed.spans is None else min(_above(len(packed.spans)), rows)
-        key = Key(rows, wanted, min(_above(len(pieces)), rows), blocks, spans)
-        if self._memory.reach(key):
+        key, blocks = Key.of(packed, len(pieces)), -(-longest // BLOCK)
+        if self._memory.reach(key, blocks):
             self._shapes.clear()
-        buffers = self._shapes.pop(key) if key in self._shapes else _Shape(key, self._memory)
+        buffers = self._shapes.pop(key) if key in self._shapes else Shape(key, self._memory)
         self._shapes[key] = buffers  # last in the order of use
         if len(self._shapes) > _MOST_SHAPES:
             del self._shapes[next(iter(self._shapes))]
-        buffers.fill(packed, self._scratch, pieces, tables)
+        buffers.fill(packed, self._scratch, pieces, tables, blocks)
         if place is not None:
             place(buffers.rows)
         looked_into = exchange is not None or self._take is not None or self._broken is not None or self._exact
-        if looked_into or rows > _MOST_RECORDED:
+        if looked_into or key.rows > _MOST_RECORDED:
             self._compute(buffers, exchange)
         elif buffers.replay is not None:
             buffers.replay()
@@ -361,7 +268,7 @@ class TritonDecoder(ProgramDecoder):
             buffers.used = True
         return buffers
 
-    def _compute(self, buffers: _Shape, exchange: Exchange | None = None) -> None:
+    def _compute(self, buffers: Shape, exchange: Exchange | None = None) -> None:
         """Compute the part that is recorded: it reads no number, and leaves its results in the buffers."""
         programs = self._programs
         key = (-1, -1) if exchange is None else (exchange.inject, exchange.extract)
@@ -393,13 +300,3 @@ def _fetch(
     )
     scores = unpack(torch.from_numpy(packed.reshape(-1, width)))
     return scores, flags > 0, known.astype(np.int64).reshape(len(sheets), *(sheets[0].shape if sheets else (0,)))
-
-
-def _rung(rows: int) -> int:
-    """Return the least rung of the ladder that holds `rows`."""
-    return next((rung for rung in _LADDER if rung >= rows), rows)
-
-
-def _above(count: int) -> int:
-    """Return the least power of two that is at least `count`."""
-    return 1 << (count - 1).bit_length()

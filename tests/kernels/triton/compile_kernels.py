@@ -71,7 +71,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     **{
         name: (
             attend._read,
-            [FLOAT, FLOAT, FLOAT, LONG, LONG, FLOAT, FLOAT, FLOAT, FLOAT, "fp32", "fp32", *["i32"] * 5],
+            [FLOAT, FLOAT, FLOAT, LONG, LONG, FLOAT, FLOAT, FLOAT, FLOAT, "fp32", "fp32", *["i32"] * 7],
             [kv_heads, 1, group, size, values, values < size, wide, capped, capped, values, values, 8, attend._QUERIES],
         )
         for name, kv_heads, group, size, values, wide, capped in (
@@ -238,7 +238,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [INT, FLOAT, FLOAT, LONG, LONG, LONG, LONG, FLOAT, "i32", "i32"],
         [growing_lists._MANY],
     ),
-    "rounds: place": (drafted_rounds._place, [*[LONG] * 7, *["i32"] * 5], [13, 16]),
+    "rounds: place": (drafted_rounds._place, [*[LONG] * 7, *["i32"] * 6], [13, 16]),
     "rounds: note": (drafted_rounds._note, [INT, "i32", LONG, LONG, LONG, "i32"], [13, 7]),
     "rounds: judge": (drafted_rounds._judge, [INT, "i32", BYTE, LONG, LONG, LONG], [13, 7, 16]),
     "likely: sections": (

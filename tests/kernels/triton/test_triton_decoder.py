@@ -30,6 +30,7 @@ from detgen.kernels.input_batch import Ends, Window, Windows
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.penalties import Adjuster, Penalties
 from detgen.kernels.sampling import Choice, Choices, choose
+from detgen.kernels.triton import shapes
 from detgen.kernels.triton.replaying import replaying
 from detgen.kernels.triton.sampling_kernels import choose_by, unpack
 from detgen.kernels.triton.triton_decoder import TritonDecoder
@@ -240,6 +241,34 @@ def test_passes_are_recorded_at_their_second_time(monkeypatch: pytest.MonkeyPatc
     with model.telling(lambda name, output: None):
         assert same_bits(forward.run([Window(0, 3, [8], 1)]), results[3])
     assert calls == ["computed"], "who looks into passes has them computed"
+
+
+def test_contexts_of_any_length_share_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once there is room for the longest; and what is in the tables behind a short one is not read."""
+    forward, other = both(hf.LlamaConfig(**TINY))
+    model = forward.decoder
+    assert isinstance(model, TritonDecoder)
+    recorded: list[int] = []
+    record = model._replaying.record
+    monkeypatch.setattr(model._replaying, "record", lambda work: (recorded.append(1), record(work))[1])
+    for at in (0, 1, 2, 319, 318, 3, 4, 317):
+        if at == 319:  # more blocks than before
+            for each in (forward, other):
+                each.cache.pages.lay_out(2, 320)
+                each.run([Window(1, 0, drawn(319, 5), 1)])
+        slot = int(at > 64)
+        found, wanted = (array(each.run([Window(slot, at, [at % 140], 1)])) for each in (forward, other))
+        assert same_bits(found, wanted)
+    assert len(recorded) == 2
+    assert {key._replace(wanted=1) for key in model._shapes} == {(1, 1, 1, 0), (384, 1, 12, 0)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "rung"), [(1, 1), (3, 4), (5, 6), (9, 12), (33, 48), (400, 512), (1600, 2048), (3000, 3000)]
+)
+def test_the_ladder(rows: int, rung: int) -> None:
+    """A pass is padded by half its rows at most, from four on by far less than a power of two would take."""
+    assert shapes._rung(rows) == rung
 
 
 def test_passes_of_many_shapes_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
