@@ -67,8 +67,8 @@ class Setting:
             before), "warm" (the same requests ran before), "shared" (others that begin alike did).
         speculative_prefill: chunks of a prompt that a thinking model reads ahead: "off", a number, "auto", or the
             "whole" prompt.
-        chains: chains of passes where nothing is drafted; they keep no logits that are not needed, so only tokens and
-            KV entries are compared.
+        chains: chains of passes where nothing is drafted and, on CUDA, of rounds where a model drafts; no logits are
+            kept that are not needed, so only tokens and KV entries are compared.
         preemption: a KV cache too small for the batch, so that sequences are preempted and replayed.
         threads: CPU threads; 0 is all cores.
         process: "this", "fresh" (another one), or "resumed" (a `detgen run` that is killed and run again).
@@ -165,7 +165,7 @@ def consistent(values: Mapping[str, Value]) -> bool:
     ):
         return False
     return not (
-        (get("chains") and (drafter not in ("none", None) or drafted))
+        (get("chains") and drafter in ("ngram", "adversary", "oracle"))  # whose drafts need what was committed
         or (drafted is not None and drafter == "none")
         or (drafter == "self" and get("quant", "none") != "none")  # it already has few bits
         or (get("speculative_prefill", "off") != "off" and get("chunk") == 1)  # leaves nothing to read ahead

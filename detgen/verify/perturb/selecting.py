@@ -125,8 +125,8 @@ def _grow(axes: Axes, left: Set[_Pair], first: dict[str, Any], rng: random.Rando
             return None
         gains = [sum(frozenset([(name, v), other]) in left for other in values.items()) for v in fitting]
         best = [v for v, gain in zip(fitting, gains, strict=True) if gain == max(gains)]
-        # Another process or quantization takes longer, so it is chosen only if it adds a pair.
-        values[name] = best[0] if name in _SLOW else rng.choice(best)
+        # Another process or quantization takes longer, and chains keep no logits: chosen only if that adds a pair.
+        values[name] = best[0] if name in (*_SLOW, "chains") else rng.choice(best)
     return values
 
 

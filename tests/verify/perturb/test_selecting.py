@@ -53,7 +53,7 @@ def test_reading_ahead_is_an_axis_of_models_that_think() -> None:
     assert "speculative_prefill" not in AXES
     found = pairs_of(thinking=False, seed=0)
     assert {s.speculative_prefill for s in found} == {"off"}
-    assert len(found) == 94
+    assert len(found) == 95
     assert not consistent(Setting(speculative_prefill=3, chunk=1))
     assert consistent(Setting(speculative_prefill="whole", chunk=7, process="resumed").turned("chunk", None))
     assert str(Setting(speculative_prefill="whole")) == "speculative prefill whole prompt"
@@ -83,7 +83,7 @@ def test_alone(axis: str) -> None:
 
 
 def test_contradictions() -> None:
-    """Draft tokens need a drafter; chains have no drafts; a slot and preemption need a batch,
+    """Draft tokens need a drafter; chains have no drafts but a model's; a slot and preemption need a batch,
     preemption one without very long prompts; a resumed run can have what the command line has."""
     assert not consistent(Setting(draft_tokens=3))
     assert not consistent(Setting(slot=1))
@@ -91,7 +91,8 @@ def test_contradictions() -> None:
     assert not consistent(Setting(batch=2, preemption=True, neighbours="long"))
     assert consistent(Setting(batch=2, preemption=True))
     assert consistent(Setting(drafter="ngram", draft_tokens=4, batch=2, slot=1))
-    assert not any(consistent(Setting(drafter=name, chains=True)) for name in ("auto", "ngram", "oracle"))
+    assert not any(consistent(Setting(drafter=name, chains=True)) for name in ("adversary", "ngram", "oracle"))
+    assert all(consistent(Setting(drafter=name, chains=True)) for name in ("auto", "model", "self"))
     assert consistent(Setting(batch=3, chains=True))
     resumed = Setting(process="resumed", batch=2)
     assert all(consistent(resumed.turned("prefix_cache", value)) for value in ("off", "cold"))
