@@ -19,13 +19,14 @@ from detgen.engine.output_processing import OutputProcessor
 from detgen.engine.pass_results import Ran, WantedRows
 from detgen.engine.policy import Policy
 from detgen.engine.reading_ahead import ReadingAhead
-from detgen.engine.rounds_ahead import results, rounds_ahead
+from detgen.engine.rounds_ahead import Ahead, results, rounds_ahead
 from detgen.engine.scheduler import Scheduler
 from detgen.engine.sequence import Sequence
 from detgen.engine.stats import EngineStats
 from detgen.engine.stopping import Stopping
 from detgen.kernels.input_batch import Ends, Windows
 from detgen.kernels.logprobs import Scores
+from detgen.kernels.sampling import Choices
 from detgen.program.arrays import Array
 from detgen.runner.model_runner import ModelRunner
 
@@ -42,18 +43,6 @@ class _Drafts(NamedTuple):
     counts: np.ndarray
     tokens: np.ndarray
     drafters: np.ndarray
-
-
-class _Planned(NamedTuple):
-    """How a device drafts in the rounds of a call.
-
-    Attributes:
-        plan: of the slots that draft.
-        counts: int64 [slots that decode], most tokens of each in a round.
-    """
-
-    plan: DraftPlan
-    counts: np.ndarray
 
 
 class Decoding:
@@ -110,11 +99,11 @@ class Decoding:
         stats.live, stats.peak_live = len(live), max(stats.peak_live, len(live))
 
         slots = live.decoding()
-        drafts = self._draft(slots, draft_tokens, plans=rounds > 0)
+        drafts = self._draft(slots, draft_tokens, rounds)
         asked = int(live.verified[slots].sum())
 
         made = 0
-        for ran in self._run(slots, drafts, rounds if isinstance(drafts, _Planned) else passes):
+        for ran in self._run(slots, drafts, passes):
             made += 1
             verified = self.committing.verify(ran)
             if verified is not None:
@@ -123,16 +112,16 @@ class Decoding:
 
         ended, tokens = self.committing.finish(), stats.tokens - before
         if asked and tokens and not reading and not (ended and drafts is None):
-            turns = made if isinstance(drafts, _Planned) else 1
+            turns = made if isinstance(drafts, Ahead) else 1
             seconds = (time.perf_counter() - started) / turns
             for _ in range(turns):
                 self._drafter.timed(tokens / len(slots) / turns, seconds, asked)
         return ended
 
-    def _draft(self, slots: np.ndarray, most: int, *, plans: bool) -> _Drafts | _Planned | None:
+    def _draft(self, slots: np.ndarray, most: int, rounds: int) -> _Drafts | Ahead | None:
         """Return the drafts of slots that decode, at most `most` tokens each; None if there are none.
 
-        Return how a device drafts them instead, if `plans` allows that.
+        Return how a device drafts them in up to `rounds` rounds instead, if it can.
         """
         live = self._scheduler.live
         verified = live.verified[slots]
@@ -144,13 +133,13 @@ class Decoding:
         if self._thinking is not None:
             limits = np.minimum(limits, self._thinking.reach(live.length[asked] - 1) - live.length[asked])
         lengths = np.maximum(np.minimum(limits, self._scheduler.room(asked)), 0).tolist()
-        drafts = (self._drafter.plan if plans else self._drafter.draft)(
+        drafts = (self._drafter.plan if rounds else self._drafter.draft)(
             [live[slot] for slot in asked.tolist()], lengths
         )
         counts = np.zeros(len(slots), np.int64)
         if isinstance(drafts, DraftPlan):
             counts[verified] = drafts.counts
-            return _Planned(drafts, counts)
+            return Ahead(drafts, counts, rounds)
         if not any(draft.tokens for draft in drafts):
             return None
         # A custom drafter may return more tokens than there are pages for, or tokens that the target does not have.
@@ -182,13 +171,13 @@ class Decoding:
             tokens = flat
         return Windows(slots, live.length[slots] - 1, lengths, lengths, tokens, lengths - 1)
 
-    def _run(self, slots: np.ndarray, drafts: _Drafts | _Planned | None, most: int) -> Iterator[Ran]:
-        """Run a round of slots that decode: up to `most` passes or rounds in one call, or one pass after the other.
+    def _run(self, slots: np.ndarray, drafts: _Drafts | Ahead | None, most: int) -> Iterator[Ran]:
+        """Run a round of slots that decode: up to `most` passes in one call, several rounds, or pass after pass.
 
         What is yielded is committed before the next is asked for.
         """
-        if isinstance(drafts, _Planned):
-            yield from self._rounds(self._windows(slots, None), drafts, most)
+        if isinstance(drafts, Ahead):
+            yield from self._rounds(self._windows(slots, None), drafts)
             return
         live, committing, windows = self._scheduler.live, self.committing, self._windows(slots, drafts)
         if self._policy.may_chain(live, windows) and self._foreseeable(windows, most):
@@ -210,11 +199,14 @@ class Decoding:
                     results = self._target.run(part, broken, scored=committing.plain(part), choices=choices)
                 yield Ran(part, results, broken, drafts and drafts.drafters)
 
-    def _rounds(self, windows: Windows, planned: _Planned, most: int) -> Iterator[Ran]:
+    def _rounds(self, windows: Windows, ahead: Ahead) -> Iterator[Ran]:
         """Run rounds in one call, in which the device drafts and continues from what it accepts."""
-        committing, (plan, counts) = self.committing, planned
-        choices = None if committing.plain(windows) else committing.choices(WantedRows.of(windows))
-        asked = rounds_ahead(self._scheduler, windows, plan, counts, most, choices)
+        committing, plan = self.committing, ahead.plan
+
+        def choices(windows: Windows) -> Choices | None:
+            return None if committing.plain(windows) else committing.choices(WantedRows.of(windows))
+
+        asked = rounds_ahead(self._scheduler, windows, ahead, choices)
         found = self._target.rounds(plan.runner, asked)
         names = committing.log.drafter(plan.drafter), committing.log.drafter(plan.nothing)
         return results(self._scheduler, asked, plan, found, names)

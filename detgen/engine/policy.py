@@ -80,9 +80,9 @@ class Policy:
     def rounds(self, live: RunningBatch) -> int:
         """Return the maximum number of rounds that one call drafts and verifies; 0 if each is made of calls of its own.
 
-        Prompts, forms and penalties are left to rounds that the host sees by themselves.
+        Forms and penalties are left to rounds that the host sees by themselves.
         """
-        odd = live.reading | live.formed | live.adjusted
+        odd = live.formed | live.adjusted
         may = self._drafter.plans and self._passes.rounding is not None and not (odd & live.busy).any()
         return CHAINED if may and self.draft_tokens(live) else 0
 

@@ -96,6 +96,12 @@ class Windows:
         slots, starts, lengths, logits, drafted = (x[first:last] for x in whole)
         return Windows(slots, starts, lengths, logits, self.tokens[before : before + inside], drafted)
 
+    def only(self, there: np.ndarray) -> Windows:
+        """Return some of the windows, given as a bool for each."""
+        whole = self.slots, self.starts, self.lengths, self.logits, self.provisional
+        slots, starts, lengths, logits, drafted = (x[there] for x in whole)
+        return Windows(slots, starts, lengths, logits, self.tokens[np.repeat(there, self.lengths)], drafted)
+
     def lasts(self) -> Windows:
         """The last token of each window that wants a row."""
         if len(self.tokens) == len(self) == self.logits.sum():

@@ -5,12 +5,13 @@ A back end that can do this judges drafts itself, but only in order to go on: ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from detgen.kernels.input_batch import InputBatch, Windows
+from detgen.kernels.input_batch import InputBatch, Window, Windows
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Choices
 
@@ -36,13 +37,15 @@ class Limits(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Rounds in which all sequences take part until they end.
+    """Rounds in which all sequences that decode take part until they end.
 
     Attributes:
         turns: number of rounds.
-        windows: the last token of each sequence, in windows of one token.
+        windows: the last token of each sequence, in windows of one token: of those that decode, then of those that
+            choose their first token in one of the rounds, and leave it at that.
         prompts: int64 [sequences], tokens of each prompt.
-        limits: how far they go.
+        chunks: what is read of prompts in each round, beside the drafts.
+        limits: how far those that decode go.
         reads: what the drafting model reads first, of the sequences that draft, in their order; each wants one row.
         again: number of each sequence's last tokens that it reads in later rounds.
         choices: how the next token of each is chosen; later ones are chosen in the same way, at their positions. None
@@ -52,6 +55,7 @@ class Rounds(NamedTuple):
     turns: int
     windows: Windows
     prompts: np.ndarray
+    chunks: Sequence[Sequence[Window]]
     limits: Limits
     reads: Windows
     again: int
@@ -60,17 +64,18 @@ class Rounds(NamedTuple):
     @property
     def longest(self) -> int:
         """The most positions that a pass of a round may read."""
-        limits, grown = self.limits, self.turns * (1 + self.limits.drafted)
-        return int(np.minimum(np.minimum(limits.room, limits.end), self.windows.starts + 1 + grown).max())
+        limits = self.limits
+        grown = self.windows.starts[: len(limits.end)] + 1 + self.turns * (1 + limits.drafted)
+        return int(np.minimum(np.minimum(limits.room, limits.end), grown).max())
 
 
 class Round(NamedTuple):
     """The results of a round, for the sequences that had not ended before it.
 
     Attributes:
-        windows: what its verifying passes read: the last token of each sequence, and its draft.
-        which: int64 [windows], the sequences.
-        scores: scores of all rows.
+        windows: what its verifying passes read: the last token of each sequence, and its draft; then chunks of prompts.
+        which: int64 [n], the sequences of the first windows.
+        scores: scores of the rows that are wanted.
         broken: rows with a key of the last layer that is not finite.
     """
 
@@ -86,13 +91,15 @@ class Pass:
 
     Attributes:
         batch: its rows as of the first round; those after the first one of each window are placeholders.
-        which: int64 [windows], the sequences.
+        which: int64 [n], the sequences of the first windows. The others have the rows that they have, in one round.
+        others: int64 [rows], the sequences of the rows of these others that are wanted.
         column: which token comes first in a window: 0 for the one before the last, 1 for the last.
         step: the number of tokens drafted before; -1 for a pass that verifies.
     """
 
     batch: InputBatch
     which: np.ndarray
+    others: np.ndarray
     column: int
     step: int
 
@@ -103,12 +110,12 @@ class Passes(NamedTuple):
     Attributes:
         first: what the drafting model reads in the first round.
         drafting: the passes that draft, step by step; the first step's is for the rounds after the first.
-        verifying: the passes that verify, each with some of the sequences.
+        verifying: the passes that verify, round by round.
     """
 
     first: Pass
     drafting: list[Pass]
-    verifying: list[Pass]
+    verifying: list[list[Pass]]
 
 
 class Rounding(Protocol):

@@ -7,7 +7,7 @@ and positions; knows no requests and no files.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
@@ -259,7 +259,7 @@ class ModelRunner:
         started, passes = time.perf_counter(), self._passes(drafting, asked)
         found = rounding.rounds(drafting.decoder.rounding, asked, passes)
         drafted = [passes.first, *(asked.turns - 1) * passes.drafting[:1], *asked.turns * passes.drafting[1:]]
-        ran = [(drafting, one) for one in drafted] + [(self, one) for one in asked.turns * passes.verifying]
+        ran = [(drafting, one) for one in drafted] + [(self, one) for ones in passes.verifying for one in ones]
         times = np.array([self._seconds(runner, one.batch) for runner, one in ran])
         times *= (time.perf_counter() - started) / times.sum()
         for (runner, one), seconds in zip(ran, times.tolist(), strict=True):
@@ -281,20 +281,28 @@ class ModelRunner:
             tokens = np.zeros(int(rows.sum()), np.int64)
             return Windows(own.slots[which], own.starts[which] - before, rows, logits, tokens, logits - 1)
 
-        which, steps = drafted.nonzero()[0], []
-        first = Pass(drafting.pack(asked.reads), which, 1, 0)
+        which, steps, none = drafted.nonzero()[0], list[Pass](), np.zeros(0, np.int64)
+        first = Pass(drafting.pack(asked.reads), which, none, 1, 0)
         for step in range(int(drafted.max())):
             there = which[drafted[which] > step]
             ones = np.ones(len(there), np.int64)
             again = 1 if step else asked.again
             batch = drafting.pack(windows(there, again - 1, again * ones, ones))
-            steps.append(Pass(batch, there, 2 - again + step, step))
-        verifying: list[Pass] = []
-        which = np.arange(len(own))
-        for part in fill_passes(windows(which, 0, 1 + drafted, 1 + drafted), (), MOST_ROWS):
-            verifying.append(Pass(self.pack(part), which[: len(part)], 1, -1))
-            which = which[len(part) :]
-        return Passes(first, steps, verifying)
+            steps.append(Pass(batch, there, none, 2 - again + step, step))
+        every, indexes = np.arange(len(drafted)), {slot: i for i, slot in enumerate(own.slots.tolist())}
+        placed = windows(every, 0, 1 + drafted, 1 + drafted)
+
+        def verifying(chunks: Sequence[Window]) -> Iterator[Pass]:
+            which = every
+            for part in fill_passes(placed, chunks, MOST_ROWS):
+                some, which = which[: len(part)], which[len(part) :]
+                others = part.part(len(some), len(part))
+                of = [indexes[slot] for slot in np.repeat(others.slots, others.logits).tolist()]
+                yield Pass(self.pack(part), some, np.array(of, np.int64), 1, -1)
+
+        alike = list(verifying(()))
+        chunks = [*asked.chunks, *[()] * (asked.turns - len(asked.chunks))]
+        return Passes(first, steps, [list(verifying(of)) if of else alike for of in chunks])
 
     def _chained(self, batch: InputBatch, lengths: np.ndarray, call: Callable[[Chaining], _Found]) -> _Found:
         """Run several passes by one call, count those that ran, and return the call's result."""

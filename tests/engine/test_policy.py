@@ -135,7 +135,8 @@ def test_when_a_call_may_make_several_rounds() -> None:
         return policy(drafter, rounding=rounding).rounds(live_of(*params, reading=reading))
 
     assert rounds({}, {"temperature": 1.0, "stop": ("x",), "logprobs": 1}, {"deterministic": False}) == CHAINED
-    assert rounds({}, rounding=None) == rounds({}, plans=False) == rounds({}, reading=1) == 0
+    assert rounds({}, reading=1) == CHAINED
+    assert rounds({}, rounding=None) == rounds({}, plans=False) == 0
     assert rounds({}, {"frequency_penalty": 0.5}) == rounds({"deterministic": False}) == rounds() == 0
 
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from detgen import Completion, Engine, Request, SamplingParams
 from detgen.drafters.protocol import DraftPlan
-from detgen.engine import decoding
-from detgen.engine.rounds_ahead import rounds_ahead
+from detgen.engine import decoding, scheduler
+from detgen.engine.rounds_ahead import Ahead, rounds_ahead
 from detgen.engine.stats import EngineStats
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.input_batch import Windows
@@ -33,10 +33,14 @@ TOKENS = [token for prompt in code(8) for token in prompt.encode()] * 9
 
 
 def said(c: Completion, *, rounds: bool) -> Any:
-    """All that a sample gives; `rounds`: with what the log says of each token's round."""
+    """All that a sample gives; `rounds`: with what the log says of each round, but whose empty drafts those are.
+
+    That depends on whether anybody has drafted in the round.
+    """
     told = [c.text, c.token_ids, c.finish_reason, c.stop_reason, c.error, c.prompt_tokens, c.logprobs]
+    log = [r if r.drafted is not None else r._replace(drafter="") for r in c.records]
     committed = [(r.token, r.logprob, r.margin) for r in c.records if r.token is not None]
-    return [*told, committed, *([c.records, c.drafts] if rounds else [])]
+    return [*told, log if rounds else committed]
 
 
 def run(engine: Engine, requests: list[Request], *, rounds: bool) -> tuple[dict[Any, Any], EngineStats]:
@@ -115,9 +119,9 @@ def test_all_that_is_said_stays(
         pytest.MonkeyPatch.context() as patch,
         nullcontext() if broken is None else base.canonical.decoder.breaking(broken),
     ):
+        for module in (model_runner, scheduler) if narrow else ():
+            patch.setattr(module, "MOST_ROWS", 16)
         wanted, before = run(one_by_one, requests, rounds=rounds)
-        if narrow:
-            patch.setattr(model_runner, "MOST_ROWS", 16)
         with foreseeing(at_once) as waits:
             found, stats = run(at_once, requests, rounds=rounds)
     assert found == wanted
@@ -141,6 +145,34 @@ def test_the_host_waits_once_for_several_rounds(engines: Callable[..., Engine], 
         patch.setattr(decoding.Policy, "rounds", lambda *_: 0)
         assert [c.token_ids for c in engine.generate(requests)] == [c.token_ids for c in done]
     assert len(waits) > 1.8 * rounds
+
+
+def test_prompts_are_read_beside_drafts(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In calls of several rounds, until somebody has read its prompt; it goes on in the next call."""
+    for module in (model_runner, scheduler):
+        monkeypatch.setattr(module, "MOST_ROWS", 32)
+    settings: dict[str, Any] = {"drafter": "model", "draft_tokens": 3, "prefix_cache": False, "batch_size": 2}
+    engine = engines(drafter="model", batch_size=4).with_settings(**settings)
+    asked: list[list[int]] = []
+    rounds = engine.canonical.rounds
+    monkeypatch.setattr(
+        engine.canonical,
+        "rounds",
+        lambda drafting, of: (
+            asked.append([sum(w.logits for w in chunk) for chunk in of.chunks]),
+            rounds(drafting, of),
+        )[1],
+    )
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    requests = [Request(i, i, token_ids=TOKENS[i : i + n], params=params) for i, n in enumerate((5, 200))]
+    wanted = [c.token_ids for c in engine.generate(requests)]
+    assert not asked
+    with foreseeing(engine):
+        assert [c.token_ids for c in engine.generate(requests)] == wanted
+    assert asked[0] == [0, 0, 0, 0]
+    assert next(of for of in asked if 1 in of)[-1] == 1
+    assert all(1 not in of[:-1] for of in asked)
+    assert asked[-1] == []
 
 
 def test_a_verdict_that_is_wrong_is_found(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +202,7 @@ def test_how_many_rounds() -> None:
     plan = DraftPlan("model", "model", None, [3, 3], [], 2, 40, lambda *_: None)  # type: ignore[arg-type]
 
     def asked(plan: DraftPlan, most: int = 4) -> Any:
-        return rounds_ahead(loop.scheduler, windows, plan, counts, most, None)
+        return rounds_ahead(loop.scheduler, windows, Ahead(plan, counts, most), lambda _: None)
 
     assert asked(plan).turns == 2
     assert asked(plan._replace(rounds=1)).turns == 1

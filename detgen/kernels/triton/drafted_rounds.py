@@ -12,6 +12,7 @@ write to the scratch page.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -144,11 +145,11 @@ class Sheet:
     """
 
     def __init__(self, asked: Rounds, device: torch.device) -> None:
-        limits, windows = asked.limits, asked.windows
+        limits, windows, count = asked.limits, asked.windows, len(asked.limits.drafted)
         most = int(limits.drafted.max())
         known = np.zeros((len(windows), 5 + most), np.int64)
-        known[:, 0], known[:, 1], known[:, 4] = windows.starts + 1, 1, windows.tokens
-        known[:, 2] = _counts(limits, windows.starts + 1)
+        known[:, 0], known[:count, 1], known[:, 4] = windows.starts + 1, 1, windows.tokens
+        known[:count, 2] = _counts(limits, known[:count, 0])
         bounds = np.column_stack([*limits[:-1], limits.ending])
         self.known, self._limits = (sent(torch.from_numpy(x), device) for x in (known, bounds))
         self._device, self._asked, self._rows = device, asked, above(1 + most, 2)
@@ -166,7 +167,7 @@ class Sheet:
     def _layout(self, one: Pass, most: int = 1) -> torch.Tensor:
         """Return, on the device, the sequence of each window of a pass, its first row, its rows and its first piece."""
         if one not in self._layouts:
-            lengths = one.batch.windows.lengths
+            lengths = one.batch.windows.lengths[: len(one.which)]
             first, piece = (counts.cumsum() - counts for counts in (lengths, -(-lengths // most)))
             layout = np.column_stack([one.which, first, lengths, piece])
             self._layouts[one] = sent(torch.from_numpy(layout), self._device)
@@ -177,16 +178,17 @@ class Sheet:
         choices = self._asked.choices
         if choices is None:
             return None, None
-        counts = one.batch.windows.logits
-        owner = np.repeat(one.which, counts)
+        counts = one.batch.windows.logits[: len(one.which)]
+        owner = np.append(np.repeat(one.which, counts), one.others)
         how = choices.take(owner)
         if one.step >= 0:
             how = replace(how, likely=None)
             if not how.temperature.any():
                 return None, None
         if one not in self._positions:
-            depth = np.arange(len(owner)) - np.repeat(counts.cumsum() - counts, counts) + max(one.step, 0)
-            ahead = depth - self._asked.prompts[owner]
+            ahead = max(one.step, 0) - self._asked.prompts[owner]
+            rows = int(counts.sum())
+            ahead[:rows] += np.arange(rows) - np.repeat(counts.cumsum() - counts, counts)
             told = sent(torch.from_numpy(np.stack([owner, ahead])), self._device)
             self._positions[one] = told[0], told[1]
         of, ahead_of = self._positions[one]
@@ -222,18 +224,31 @@ def told(asked: Rounds, passes: Passes, sheets: np.ndarray, scores: Scores, brok
         asked: the rounds.
         passes: their passes.
         sheets: int64 [rounds, sequences, columns], as they were before the verifying passes of each round.
-        scores: of all rows of these passes, round by round.
-        broken: bool [rows], of the same.
+        scores: of all rows of these passes that are wanted, pass by pass.
+        broken: bool [rows], of all their rows.
     """
-    lengths = np.concatenate([one.batch.windows.lengths for one in passes.verifying])
-    owner = np.repeat(np.concatenate([one.which for one in passes.verifying]), lengths)
-    depth = np.arange(len(owner)) - np.repeat(lengths.cumsum() - lengths, lengths)
-    found = []
-    for turn, sheet in enumerate(sheets):
+    found, row, wanted = [], 0, 0
+    for sheet, ones in zip(sheets, passes.verifying, strict=True):
         counts = np.where(sheet[:, 1] > 0, 1 + sheet[:, 2], 0)
-        rows, which = np.flatnonzero(depth < counts[owner]), np.flatnonzero(counts)
-        tokens, own = sheet[owner[rows], 4 + depth[rows]], counts[which]
-        windows = Windows(asked.windows.slots[which], sheet[which, 0] - 1, own, own, tokens, own - 1)
-        of = turn * len(owner) + rows
-        found.append(Round(windows, which, scores.only(of), np.flatnonzero(broken[of]).tolist()))
+        which = np.flatnonzero(counts)
+        own, slots = counts[which], asked.windows.slots[which]
+        tokens, rows, of = (list[np.ndarray]() for _ in range(3))
+        others, rows_of_others, of_others = list[Windows](), list[np.ndarray](), list[np.ndarray]()
+        for one in ones:
+            windows, count = one.batch.windows, len(one.which)
+            lengths = windows.lengths[:count]
+            owner, placed = np.repeat(one.which, lengths), int(lengths.sum())
+            depth = np.arange(placed) - np.repeat(lengths.cumsum() - lengths, lengths)
+            there = np.flatnonzero(depth < counts[owner])
+            tokens.append(sheet[owner[there], 4 + depth[there]])
+            rows.append(row + there)
+            of.append(wanted + there)
+            others.append(windows.part(count, len(windows)))
+            rows_of_others.append(np.arange(row + placed, row + len(windows.tokens)))
+            of_others.append(np.arange(wanted + placed, wanted + one.batch.count))
+            row, wanted = row + len(windows.tokens), wanted + one.batch.count
+        mine = Windows(slots, sheet[which, 0] - 1, own, own, np.concatenate(tokens), own - 1)
+        flags = broken[np.concatenate(rows + rows_of_others)]
+        every = scores.only(np.concatenate(of + of_others))
+        found.append(Round(reduce(Windows.joined, others, mine), which, every, np.flatnonzero(flags).tolist()))
     return found

@@ -211,18 +211,20 @@ class TritonDecoder(ProgramDecoder):
                     how, positions = sheet.choices(one)
                     sheet.note(one, choose_by(buffers.results[: one.batch.count], how, positions=positions))
                 sheets.append(sheet.known.clone())
-                for one in passes.verifying:
+                for one in passes.verifying[turn]:
                     buffers = self._placed(one, sheet, asked.longest)
-                    how, positions = sheet.choices(one)
-                    found.append(choose_by(buffers.results[: one.batch.count], how, most, positions=positions))
                     flags.append(buffers.broken[: len(one.batch.ids)].clone())
-                    sheet.judge(one, found[-1], flags[-1])
+                    if one.batch.count:
+                        how, positions = sheet.choices(one)
+                        found.append(choose_by(buffers.results[: one.batch.count], how, most, positions=positions))
+                    if len(one.which):
+                        sheet.judge(one, found[-1], flags[-1])
             scores, broken, known = _fetch(found, flags, sheets)
         return told(asked, passes, known, scores, broken)
 
     def _placed(self, one: Pass, sheet: Sheet | None, longest: int) -> Shape:
         """Run a pass of a round, of the rows that a sheet tells, if any; return its buffers."""
-        if sheet is None:
+        if sheet is None or not len(one.which):
             return self._run(one.batch, None)
         return self._run(one.batch, None, lambda rows: sheet.place(one, rows, self._scratch, self._sharing), longest)
 

@@ -40,15 +40,17 @@ def rounds_of(random: np.random.Generator, count: int) -> Rounds:
     limits = Limits(drafted, reach, room, end, length + random.integers(-3, 3, count), ending)
     ones, slots = np.ones(count, np.int64), random.permutation(count)
     windows = Windows(slots, length - 1, ones, ones, random.integers(0, VOCABULARY, count))
-    return Rounds(2, windows, length // 2, limits, windows, 1, None)
+    return Rounds(2, windows, length // 2, [], limits, windows, 1, None)
 
 
-def verifying(asked: Rounds, tables: np.ndarray) -> Pass:
-    """The pass that verifies all sequences."""
+def verifying(asked: Rounds, tables: np.ndarray, *, reads: bool) -> Pass:
+    """The pass that verifies all sequences, and perhaps reads a part of a prompt."""
     rows = 1 + asked.limits.drafted
     tokens = np.zeros(int(rows.sum()), np.int64)
     windows = Windows(asked.windows.slots, asked.windows.starts, rows, rows, tokens, rows - 1)
-    return Pass(pack(windows, tables, 1), np.arange(len(rows)), 1, -1)
+    if reads:
+        windows = windows.joined(Windows.of([Window(len(rows), 60, [3, 1, 2, 3, 1], 0)]))
+    return Pass(pack(windows, tables, 1), np.arange(len(rows)), np.zeros(0, np.int64), 1, -1)
 
 
 def packed_of(chosen: np.ndarray, device: str) -> torch.Tensor:
@@ -63,10 +65,10 @@ def faults(module: ModuleType, device: str, seed: int) -> Iterator[str]:
     random = np.random.default_rng(seed)
     asked = rounds_of(random, int(random.integers(1, 5)))
     limits, length, last = asked.limits, asked.windows.starts + 1, asked.windows.tokens.copy()
-    tables = random.permutation(len(length) * 4).reshape(-1, 4)
+    tables = random.permutation(len(length) * 4 + 4).reshape(-1, 4)
     scratch = tables.size * BLOCK
     sheet = module.Sheet(asked, torch.device(device))
-    one, alive = verifying(asked, tables), np.ones(len(length), bool)
+    one, alive = verifying(asked, tables, reads=seed % 2 > 0), np.ones(len(length), bool)
     rows = 1 + limits.drafted
     firsts = rows.cumsum() - rows
     before = np.full(len(length), -1)
@@ -75,7 +77,9 @@ def faults(module: ModuleType, device: str, seed: int) -> Iterator[str]:
         drafts: list[list[int]] = [[] for _ in counts]
         for step in range(int(limits.drafted.max())):
             which = np.flatnonzero(limits.drafted > step)
-            drafting = Pass(SimpleNamespace(windows=asked.windows.part(0, len(which))), which, 1 + step, step)  # type: ignore[arg-type]
+            drafting = Pass(
+                SimpleNamespace(windows=asked.windows.part(0, len(which))), which, which[:0], 1 + step, step
+            )  # type: ignore[arg-type]
             tokens = random.integers(-2, VOCABULARY, len(which))
             sheet.note(drafting, packed_of(tokens, device))
             for i, token in zip(which.tolist(), tokens.tolist(), strict=True):
@@ -97,6 +101,13 @@ def faults(module: ModuleType, device: str, seed: int) -> Iterator[str]:
         there = Rows(*(torch.from_numpy(x.copy()).to(device) for x in buffers))
         sheet.place(one, there, scratch, SHARING)
         ids, positions, places, _, _, cut, _ = (None if x is None else x.cpu().numpy() for x in there)
+        end = int(rows.sum())
+        told = zip((ids, positions, places), buffers[:3], strict=True)
+        if (
+            any((mine[end:] != own[end:]).any() for mine, own in told)
+            or (cut[cut[:, 0] >= len(rows)] != pieces[pieces[:, 0] >= len(rows)]).any()
+        ):
+            yield "what is read of prompts stays"
         theirs = [cut[cut[:, 0] == i] for i in range(len(rows))]
         for i, window in enumerate(wanted):
             at, n = int(firsts[i]), len(window.tokens) if alive[i] else 0

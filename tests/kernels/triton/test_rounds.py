@@ -78,11 +78,11 @@ def test_it_has_the_bits_of_a_cpu(
     """Every token, draft and verdict, with a few fetches for many rounds."""
     waits, fetched = [], triton_decoder.fetched
     monkeypatch.setattr(triton_decoder, "fetched", lambda x: waits.append(1) or fetched(x))
-    settings: dict[str, Any] = {"drafter": drafter, "draft_tokens": 2, "batch_size": _COUNT}
+    settings: dict[str, Any] = {"drafter": drafter, "draft_tokens": 2, "batch_size": 2}
     by_triton, by_c = (engine.with_settings(**settings) for engine in pairs)
     found, wanted = (said(engine, requests(temperature)) for engine in (by_triton, by_c))
     assert found == wanted
     rounds = max(r.round for _, _, _, _, _, records, _ in found.values() for r in records)
     statuses = {r.status for _, _, _, _, _, records, _ in found.values() for r in records}
     assert {"accepted", "bonus"} <= statuses
-    assert len(waits) <= rounds, "it would be two for each, and one for the prompts"
+    assert len(waits) < 2 * rounds, "two for each, of one sequence alone, beside those for prompts and other sequences"
