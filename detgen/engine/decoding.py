@@ -133,9 +133,8 @@ class Decoding:
         if self._thinking is not None:
             limits = np.minimum(limits, self._thinking.reach(live.length[asked] - 1) - live.length[asked])
         lengths = np.maximum(np.minimum(limits, self._scheduler.room(asked)), 0).tolist()
-        drafts = (self._drafter.plan if rounds else self._drafter.draft)(
-            [live[slot] for slot in asked.tolist()], lengths
-        )
+        ask = self._drafter.plan if rounds else self._drafter.draft
+        drafts = ask([live[slot] for slot in asked.tolist()], lengths)
         counts = np.zeros(len(slots), np.int64)
         if isinstance(drafts, DraftPlan):
             counts[verified] = drafts.counts

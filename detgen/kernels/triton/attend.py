@@ -231,19 +231,7 @@ def attend(step: Attend, qkv: torch.Tensor, pieces: torch.Tensor, tables: torch.
             **OPTIONS,
         )
         _join[(len(pieces) * tiles, some)](
-            *(
-                pieces,
-                *known,
-                sinks,
-                to,
-                *seen,
-                head,
-                some,
-                cache.heads,
-                group,
-                cache.values,
-                step.sinks is not None,
-                *shape,
-            ),
+            *(pieces, *known, sinks, to, *seen, head, some),
+            *(cache.heads, group, cache.values, step.sinks is not None, *shape),
             **OPTIONS,
         )

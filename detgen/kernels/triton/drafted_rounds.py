@@ -44,7 +44,7 @@ LEAST: tl.constexpr = tl.constexpr(4)
 ENDING: tl.constexpr = tl.constexpr(5)
 
 
-@triton.jit(do_not_specialize=("column", "step", "scratch", "of_window", "of_block", "most"))
+@triton.jit(do_not_specialize=("width", "column", "step", "scratch", "of_window", "of_block", "most"))
 def _place(
     ids,
     positions,
@@ -52,6 +52,7 @@ def _place(
     pieces,
     tables,
     sheet,
+    width,
     layout,
     column,
     step,
@@ -59,13 +60,12 @@ def _place(
     of_window,
     of_block,
     most,
-    WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     window, at = tl.program_id(0), tl.arange(0, ROWS)
     sequence, first = tl.load(layout + 4 * window), tl.load(layout + 4 * window + 1)
     rows, piece = tl.load(layout + 4 * window + 2), tl.load(layout + 4 * window + 3)
-    of = sheet + sequence * WIDTH
+    of = sheet + sequence * width
     start, count = tl.load(of + LENGTH) - 2 + column, tl.load(of + COUNT)
     there = tl.where(step < 0, count + 1, tl.where(count > step, rows, 0))
     there = tl.where(tl.load(of + ALIVE) > 0, tl.minimum(there, rows), 0)
@@ -81,34 +81,32 @@ def _place(
 
 
 @triton.jit
-def _ends(token, limits, WIDTH: tl.constexpr):
-    """Return which tokens are among those that end a sequence."""
+def _ends(token, limits, bounds):
+    """Return which tokens are among those that end a sequence, or none at all."""
     found = token < 0
-    for at in tl.static_range(ENDING, WIDTH):
+    for at in range(ENDING, bounds):
         found = found | (token == tl.load(limits + at))
     return found
 
 
-@triton.jit(do_not_specialize=("step",))
-def _note(packed, stride, sheet, limits, layout, step, WIDTH: tl.constexpr, BOUNDS: tl.constexpr):
+@triton.jit(do_not_specialize=("width", "bounds", "step"))
+def _note(packed, stride, sheet, width, limits, bounds, layout, step):
     window = tl.program_id(0)
     sequence = tl.load(layout + 4 * window)
-    of = sheet + sequence * WIDTH
+    of = sheet + sequence * width
     if (tl.load(of + ALIVE) > 0) & (tl.load(of + COUNT) > step):
         token = tl.load(packed + window * stride + 3).to(tl.int64)
         if token >= 0:
             tl.store(of + TOKENS + 2 + step, token)
-        if _ends(token, limits + sequence * BOUNDS, BOUNDS):
+        if _ends(token, limits + sequence * bounds, bounds):
             tl.store(of + COUNT, step + (token >= 0).to(tl.int64))
 
 
-@triton.jit
-def _judge(
-    packed, stride, broken, sheet, limits, layout, WIDTH: tl.constexpr, BOUNDS: tl.constexpr, ROWS: tl.constexpr
-):
+@triton.jit(do_not_specialize=("width", "bounds"))
+def _judge(packed, stride, broken, sheet, width, limits, bounds, layout, ROWS: tl.constexpr):
     window, at = tl.program_id(0), tl.arange(0, ROWS)
     sequence, first = tl.load(layout + 4 * window), tl.load(layout + 4 * window + 1)
-    of, limits = sheet + sequence * WIDTH, limits + sequence * BOUNDS
+    of, limits = sheet + sequence * width, limits + sequence * bounds
     if tl.load(of + ALIVE) > 0:
         length, count = tl.load(of + LENGTH), tl.load(of + COUNT)
         there = at <= count
@@ -117,7 +115,7 @@ def _judge(
         infinite = (chosen < 0) | (tl.load(broken + first + at, mask=there, other=0) > 0)
         accepted = tl.min(tl.where((at < count) & (chosen == draft), ROWS, at), 0)
         produced = length + at + 1
-        stops = _ends(chosen, limits, BOUNDS) & (produced > tl.load(limits + LEAST))
+        stops = _ends(chosen, limits, bounds) & (produced > tl.load(limits + LEAST))
         over = there & (infinite | stops | (produced >= tl.load(limits + END)))
         end = tl.min(tl.where(over, at, ROWS), 0)
         last = tl.minimum(accepted, end)
@@ -159,8 +157,8 @@ class Sheet:
     def place(self, one: Pass, rows: Rows, scratch: int, most: int) -> None:
         """Fill in the rows of a pass, whose pieces have at most `most` tokens."""
         _place[(len(one.which),)](
-            *(rows.ids, rows.positions, rows.places, rows.pieces, rows.tables, self.known, self._layout(one, most)),
-            *(one.column, one.step, scratch, *rows.tables.stride(), most, self.known.shape[1], self._rows),
+            *(rows.ids, rows.positions, rows.places, rows.pieces, rows.tables, self.known, self.known.shape[1]),
+            *(self._layout(one, most), one.column, one.step, scratch, *rows.tables.stride(), most, self._rows),
             **OPTIONS,
         )
 
@@ -189,24 +187,24 @@ class Sheet:
             ahead = max(one.step, 0) - self._asked.prompts[owner]
             rows = int(counts.sum())
             ahead[:rows] += np.arange(rows) - np.repeat(counts.cumsum() - counts, counts)
-            told = sent(torch.from_numpy(np.stack([owner, ahead])), self._device)
-            self._positions[one] = told[0], told[1]
+            rows_of = sent(torch.from_numpy(np.stack([owner, ahead])), self._device)
+            self._positions[one] = rows_of[0], rows_of[1]
         of, ahead_of = self._positions[one]
         return how, self.known[:, 0][of] + ahead_of
 
     def note(self, one: Pass, packed: torch.Tensor) -> None:
         """Add drafted tokens, of what `sampling_kernels.choose` gives for the windows of a pass."""
         _note[(len(one.which),)](
-            *(packed, packed.shape[1], self.known, self._limits, self._layout(one)),
-            *(one.step, self.known.shape[1], self._limits.shape[1]),
+            *(packed, packed.shape[1], self.known, self.known.shape[1]),
+            *(self._limits, self._limits.shape[1], self._layout(one), one.step),
             **OPTIONS,
         )
 
     def judge(self, one: Pass, packed: torch.Tensor, broken: torch.Tensor) -> None:
         """Move the sequences on, by what was chosen in a pass that verifies, and int8 [rows], which are broken."""
         _judge[(len(one.which),)](
-            *(packed, packed.shape[1], broken, self.known, self._limits, self._layout(one)),
-            *(self.known.shape[1], self._limits.shape[1], self._rows),
+            *(packed, packed.shape[1], broken, self.known, self.known.shape[1]),
+            *(self._limits, self._limits.shape[1], self._layout(one), self._rows),
             **OPTIONS,
         )
 

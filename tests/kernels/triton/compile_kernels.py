@@ -238,9 +238,9 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [INT, FLOAT, FLOAT, LONG, LONG, LONG, LONG, FLOAT, "i32", "i32"],
         [growing_lists._MANY],
     ),
-    "rounds: place": (drafted_rounds._place, [*[LONG] * 7, *["i32"] * 6], [13, 16]),
-    "rounds: note": (drafted_rounds._note, [INT, "i32", LONG, LONG, LONG, "i32"], [13, 7]),
-    "rounds: judge": (drafted_rounds._judge, [INT, "i32", BYTE, LONG, LONG, LONG], [13, 7, 16]),
+    "rounds: place": (drafted_rounds._place, [*[LONG] * 6, "i32", LONG, *["i32"] * 6], [16]),
+    "rounds: note": (drafted_rounds._note, [INT, "i32", LONG, "i32", LONG, "i32", LONG, "i32"], []),
+    "rounds: judge": (drafted_rounds._judge, [INT, "i32", BYTE, LONG, "i32", LONG, "i32", LONG], [16]),
     "likely: sections": (
         likely_tokens._of_sections,
         [FLOAT, FLOAT, FLOAT, LONG, LONG, *["i32"] * 5],

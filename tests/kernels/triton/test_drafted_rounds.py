@@ -159,7 +159,7 @@ def test_the_device_does_what_the_host_would(device: str, seed: int) -> None:
 BROKEN = {
     "a draft is accepted": ("(chosen == draft)", "(chosen != draft)", "verdict"),
     "one more is accepted": ("last = tl.minimum(accepted, end)", "last = tl.minimum(accepted + 1, end)", "verdict"),
-    "ends are not seen": ("_ends(chosen, limits, BOUNDS) &", "(chosen < 0) &", "verdict"),
+    "ends are not seen": ("_ends(chosen, limits, bounds) &", "(chosen < 0) &", "verdict"),
     "ends come too early": ("produced > tl.load(limits + LEAST)", "produced > 0", "verdict"),
     "limits are not seen": ("(produced >= tl.load(limits + END))", "(produced < 0)", "verdict"),
     "pages are not counted": ("(end > accepted) & (length <= tl.load(limits + ROOM))", "end > accepted", "verdict"),
