@@ -113,7 +113,7 @@ class Drafter(ABC):
         """Draft at most lengths[i] tokens for seqs[i]."""
 
     def plan(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft] | DraftPlan:
-        """Draft as `draft` does, or return how a device may, if no form or penalty decides over any token.
+        """Draft as `draft` does, or return how a device may; no text has a form then.
 
         Asked instead of `draft` where one call can run several rounds.
         """

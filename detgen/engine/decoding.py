@@ -203,7 +203,7 @@ class Decoding:
         committing, plan = self.committing, ahead.plan
 
         def choices(windows: Windows) -> Choices | None:
-            return None if committing.plain(windows) else committing.choices(WantedRows.of(windows))
+            return None if committing.plain(windows) else committing.choices(WantedRows.of(windows), goes_on=True)
 
         asked = rounds_ahead(self._scheduler, windows, ahead, choices)
         found = self._target.rounds(plan.runner, asked)

@@ -80,10 +80,9 @@ class Policy:
     def rounds(self, live: RunningBatch) -> int:
         """Return the maximum number of rounds that one call drafts and verifies; 0 if each is made of calls of its own.
 
-        Forms and penalties are left to rounds that the host sees by themselves.
+        Forms are left to rounds that the host sees by themselves.
         """
-        odd = live.formed | live.adjusted
-        may = self._drafter.plans and self._passes.rounding is not None and not (odd & live.busy).any()
+        may = self._drafter.plans and self._passes.rounding is not None and not (live.formed & live.busy).any()
         return CHAINED if may and self.draft_tokens(live) else 0
 
     def may_chain(self, live: RunningBatch, windows: Windows) -> bool:

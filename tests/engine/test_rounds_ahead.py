@@ -29,6 +29,11 @@ from detgen.kernels.input_batch import Windows
 from detgen.kernels.triton import drafted_rounds
 from detgen.runner import model_runner
 
+_PENALTIES: list[dict[str, Any]] = [
+    {"frequency_penalty": 0.5, "presence_penalty": 0.3, "logit_bias": {32: 2.5, 101: -100.0}},
+    {"repetition_penalty": 1.3},
+    {"min_tokens": 1},
+]
 TOKENS = [token for prompt in code(8) for token in prompt.encode()] * 9
 
 
@@ -55,12 +60,13 @@ def run(engine: Engine, requests: list[Request], *, rounds: bool) -> tuple[dict[
 
 
 def drawn(draw: random.Random) -> list[Request]:
-    """Requests of every kind; in few lists is one that is penalized or has a form, beside which rounds are single."""
-    odd = draw.choice([{}] * 4 + [{"frequency_penalty": 0.5}, {"guided_regex": "[a-z ]{9}"}])
+    """Requests of every kind; in few lists is one that has a form, beside which rounds are single."""
+    odd = draw.choice([{}] * 5 + [{"guided_regex": "[a-z ]{9}"}])
+    penalized = draw.choice([0.0, 0.0, 0.5, 1.0])
     count = draw.randint(1, 9)
     made = [
         SamplingParams(
-            max_tokens=(most := draw.randint(1, 40)),
+            max_tokens=draw.randint(1, 40),
             ignore_eos=draw.random() < 0.5,
             stop=draw.choice([(), (), (), ("\n",), ("self", "return")]),
             stop_token_ids=draw.choice([(), (), (32, 10)]),
@@ -69,7 +75,8 @@ def drawn(draw: random.Random) -> list[Request]:
             seed=draw.getrandbits(63),
             deterministic=draw.random() < 0.8,
             logprobs=draw.choice([None, None, 0, 2]),
-            **({"min_tokens": min(6, most), **odd} if odd and i == count // 2 else {}),
+            **(_PENALTIES[draw.randrange(3)] if draw.random() < penalized else {}),
+            **(odd if i == count // 2 else {}),
         )
         for i in range(count)
     ]
@@ -113,8 +120,8 @@ def test_all_that_is_said_stays(
     if tight:
         settings["kv_memory"] = 11 * BLOCK * base.position_bytes
     one_by_one, at_once = (base.with_settings(draft_tokens=draft_tokens, **settings) for _ in range(2))
-    # `self` drafts while nobody reads, and requests that wait for slots may be admitted later.
-    rounds = not tight and (drafter == "model" or (drafter == "self" and batch >= len(requests)))
+    # `self` drafts while nobody reads: not beside requests that wait for slots, nor while prompts take many passes.
+    rounds = not tight and (drafter == "model" or (drafter == "self" and batch >= len(requests) and not narrow))
     with (
         pytest.MonkeyPatch.context() as patch,
         nullcontext() if broken is None else base.canonical.decoder.breaking(broken),

@@ -23,7 +23,9 @@ import triton.language as tl
 from detgen.kernels.input_batch import Windows
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.rounds import Limits, Pass, Passes, Round, Rounds
+from detgen.kernels.triton.growing_lists import DraftedLists, GrowingLists
 from detgen.kernels.triton.launching import OPTIONS, above, sent
+from detgen.kernels.triton.row_reading import Lists
 from detgen.program.operands import PAGE
 from detgen.program.rows import Rows
 
@@ -153,12 +155,24 @@ class Sheet:
         self._device, self._asked, self._rows = device, asked, above(1 + most, 2)
         self._layouts: dict[Pass, torch.Tensor] = {}
         self._positions: dict[Pass, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._lists: DraftedLists | None = None
+        if asked.choices is not None and (growing := asked.choices.growing) is not None:
+            counted = np.zeros(len(windows), np.int64)
+            counted[:count] = asked.turns * (1 + limits.drafted)
+            own = GrowingLists.of(growing, counted, device)
+            self._lists = DraftedLists(own, known[:, 0] + own.left, LENGTH.value, TOKENS.value + 2)
+
+    def copy(self) -> torch.Tensor:
+        """Return a copy of `known`, from which `judge` tells what it has committed."""
+        self._before = self.known.clone()
+        return self._before
 
     def place(self, one: Pass, rows: Rows, scratch: int, most: int) -> None:
         """Fill in the rows of a pass, whose pieces have at most `most` tokens."""
         _place[(len(one.which),)](
             *(rows.ids, rows.positions, rows.places, rows.pieces, rows.tables, self.known, self.known.shape[1]),
             *(self._layout(one, most), one.column, one.step, scratch, *rows.tables.stride(), most, self._rows),
+            num_warps=1,
             **OPTIONS,
         )
 
@@ -171,32 +185,34 @@ class Sheet:
             self._layouts[one] = sent(torch.from_numpy(layout), self._device)
         return self._layouts[one]
 
-    def choices(self, one: Pass) -> tuple[Choices | None, torch.Tensor | None]:
-        """Return how the rows of a pass that are wanted choose, and their positions in completions."""
+    def choices(self, one: Pass) -> tuple[Choices | None, Lists | None, torch.Tensor | None]:
+        """Return how the wanted rows of a pass choose, their adjustments, and their positions in completions."""
         choices = self._asked.choices
         if choices is None:
-            return None, None
+            return None, None, None
         counts = one.batch.windows.logits[: len(one.which)]
         owner = np.append(np.repeat(one.which, counts), one.others)
         how = choices.take(owner)
         if one.step >= 0:
             how = replace(how, likely=None)
-            if not how.temperature.any():
-                return None, None
+            if self._lists is None and not how.temperature.any():
+                return None, None, None
+        depth = np.full(len(owner), max(one.step, 0))
+        rows = int(counts.sum())
+        depth[:rows] += np.arange(rows) - np.repeat(counts.cumsum() - counts, counts)
         if one not in self._positions:
-            ahead = max(one.step, 0) - self._asked.prompts[owner]
-            rows = int(counts.sum())
-            ahead[:rows] += np.arange(rows) - np.repeat(counts.cumsum() - counts, counts)
-            rows_of = sent(torch.from_numpy(np.stack([owner, ahead])), self._device)
+            rows_of = sent(torch.from_numpy(np.stack([owner, depth - self._asked.prompts[owner]])), self._device)
             self._positions[one] = rows_of[0], rows_of[1]
-        of, ahead_of = self._positions[one]
-        return how, self.known[:, 0][of] + ahead_of
+        of, ahead = self._positions[one]
+        lists = None if self._lists is None else self._lists.of(one, owner, depth, self.known)
+        return how, lists, self.known[:, 0][of] + ahead
 
     def note(self, one: Pass, packed: torch.Tensor) -> None:
         """Add drafted tokens, of what `sampling_kernels.choose` gives for the windows of a pass."""
         _note[(len(one.which),)](
             *(packed, packed.shape[1], self.known, self.known.shape[1]),
             *(self._limits, self._limits.shape[1], self._layout(one), one.step),
+            num_warps=1,
             **OPTIONS,
         )
 
@@ -205,8 +221,12 @@ class Sheet:
         _judge[(len(one.which),)](
             *(packed, packed.shape[1], broken, self.known, self.known.shape[1]),
             *(self._limits, self._limits.shape[1], self._layout(one), self._rows),
+            num_warps=1,
             **OPTIONS,
         )
+        if self._lists is not None:
+            lengths = one.batch.windows.lengths[: len(one.which)]
+            self._lists.stand(one, one.which, lengths.cumsum() - lengths, self.known, self._before, packed)
 
 
 def _counts(limits: Limits, lengths: np.ndarray) -> np.ndarray:

@@ -208,15 +208,15 @@ class TritonDecoder(ProgramDecoder):
             for turn in range(asked.turns):
                 for one in (passes.drafting[0] if turn else passes.first, *passes.drafting[1:]):
                     buffers = drafting._placed(one, None if one is passes.first else sheet, asked.longest)
-                    how, positions = sheet.choices(one)
-                    sheet.note(one, choose_by(buffers.results[: one.batch.count], how, positions=positions))
-                sheets.append(sheet.known.clone())
+                    how, lists, positions = sheet.choices(one)
+                    sheet.note(one, choose_by(buffers.results[: one.batch.count], how, 0, lists, positions))
+                sheets.append(sheet.copy())
                 for one in passes.verifying[turn]:
                     buffers = self._placed(one, sheet, asked.longest)
                     flags.append(buffers.broken[: len(one.batch.ids)].clone())
                     if one.batch.count:
-                        how, positions = sheet.choices(one)
-                        found.append(choose_by(buffers.results[: one.batch.count], how, most, positions=positions))
+                        how, lists, positions = sheet.choices(one)
+                        found.append(choose_by(buffers.results[: one.batch.count], how, most, lists, positions))
                     if len(one.which):
                         sheet.judge(one, found[-1], flags[-1])
             scores, broken, known = _fetch(found, flags, sheets)

@@ -238,6 +238,16 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
         [INT, FLOAT, FLOAT, LONG, LONG, LONG, LONG, FLOAT, "i32", "i32"],
         [growing_lists._MANY],
     ),
+    "rounds: drafted lists": (
+        growing_lists._draft,
+        [INT, FLOAT, FLOAT, INT, FLOAT, FLOAT, LONG, LONG, FLOAT, *["i32"] * 6],
+        [growing_lists._MANY],
+    ),
+    "rounds: lists that stand": (
+        growing_lists._stand,
+        [INT, FLOAT, FLOAT, LONG, LONG, LONG, INT, FLOAT, *["i32"] * 5],
+        [growing_lists._MANY],
+    ),
     "rounds: place": (drafted_rounds._place, [*[LONG] * 6, "i32", LONG, *["i32"] * 6], [16]),
     "rounds: note": (drafted_rounds._note, [INT, "i32", LONG, "i32", LONG, "i32", LONG, "i32"], []),
     "rounds: judge": (drafted_rounds._judge, [INT, "i32", BYTE, LONG, "i32", LONG, "i32", LONG], [16]),

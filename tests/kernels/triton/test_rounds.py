@@ -42,6 +42,7 @@ def requests(temperature: float) -> list[Request]:
         SamplingParams(
             max_tokens=(9, 8, 14)[i], temperature=temperature * (i != 0), seed=i, ignore_eos=True,
             deterministic=i != 0, logprobs=2 if i == 1 else None, top_p=0.9 if i == 2 else 1.0,
+            frequency_penalty=0.5 * (i == 2),
         )
         for i in range(_COUNT)
     ]  # fmt: skip
