@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,8 @@ def test_windows_as_arrays(data: st.DataObject, windows: Any) -> None:
     assert list(first) == found[:cut]
     assert list(last) == found[cut:]
     assert list(first.joined(last)) == found
+    there = np.array([data.draw(st.booleans()) for _ in found], bool)
+    assert list(whole.only(there)) == [window for window, kept in zip(found, there, strict=True) if kept]
 
 
 def filled(windows: list[Window], reads: list[Window], most: int) -> Iterator[list[Window]]:
