@@ -25,7 +25,7 @@ class KVBuffers(Protocol):
 
     Attributes:
         keys: for each layer, [pages + 1, kv_heads, head_size, PAGE], in float32 or bfloat16.
-        values: for each layer, [pages + 1, kv_heads, PAGE, head_size].
+        values: for each layer, [pages + 1, kv_heads, PAGE, head_size]; of no entries where they are in keys.
         states: states that layers keep of sequences; None where no layer keeps any.
     """
 

@@ -31,7 +31,7 @@ class KVCache:
     another request that gets the page or an earlier row of the same pass.
 
     Args:
-        shapes: (kv_heads, key head size, value head size) of each layer.
+        shapes: (kv_heads, key head size, value head size) of each layer; a size of 0 where values are in keys.
         pages: which slot has which pages; shared by the caches of a target and its draft model.
         dtype: number format of the entries, float32 or bfloat16.
         device: device of the buffers.

@@ -205,16 +205,18 @@ INLINE void mix_keys(
         for (int c = 0; c < PAGE; c += WIDTH)
             reg_store(wide[e] + c, weights(storage, v + e * PAGE * entry_bytes(storage), c, 0));
     for (int64_t r = 0; r < rows; r += 2 * WIDTH) {
-        if (rows - r > WIDTH) mix_entries(2, entries, wide, results + r, before + r, behind + r, of + r, first, end, ahead);
-        else mix_entries(1, entries, wide, results + r, before + r, behind + r, of + r, first, end, ahead);
+#define MIXED(REGS) mix_entries(REGS, entries, wide, results + r, before + r, behind + r, of + r, first, end, ahead)
+        if (rows - r > WIDTH) MIXED(2);
+        else MIXED(1);
+#undef MIXED
         ahead->lines = 0;
     }
 }
 
 /* The weighted values of a page of keys, `v` the first of their entries, joined to the results before them; weights, of
  * `rows` rows from `begin` on, are [rows, PAGE]. Registers run over rows, which are many: all heads share the keys. */
-INLINE void mix_page_of_keys(
-    const int storage, int64_t begin, int64_t rows, float *results, int64_t values, const float *before,
+static __attribute__((noinline)) void mix_page_of_keys(
+    int storage, int64_t begin, int64_t rows, float *results, int64_t values, const float *before,
     const float *behind, const float *of, const char *v, int64_t first, int64_t end, const char *next, int64_t bytes) {
     float turned[PAGE * BATCH] __attribute__((aligned(64)));
     memset(turned + first * BATCH, 0, sizeof(float) * (end - first) * BATCH);
@@ -223,9 +225,13 @@ INLINE void mix_page_of_keys(
     Ahead ahead = ahead_of(next, bytes, values / ENTRIES * (end - first) + 1);
     const int64_t lines = ahead.lines, page = PAGE * entry_bytes(storage);
     for (int64_t c = 0, some; c < values; c += some, ahead.lines = ahead.at < next + bytes ? lines : 0) {
+        float *to = results + c * BATCH;
         some = values - c < ENTRIES ? 1 : ENTRIES;
-        if (some == 1) mix_keys(storage, 1, begin + rows, results + c * BATCH, before, behind, turned, v + c * page, first, end, &ahead);
-        else mix_keys(storage, ENTRIES, begin + rows, results + c * BATCH, before, behind, turned, v + c * page, first, end, &ahead);
+#define MIXED(COUNT) \
+    mix_keys(storage, COUNT, begin + rows, to, before, behind, turned, v + c * page, first, end, &ahead)
+        if (some == 1) MIXED(1);
+        else MIXED(ENTRIES);
+#undef MIXED
     }
 }
 
@@ -361,13 +367,15 @@ static void join_section(const Queries *q, Attended to, Attended section) {
     float before[BATCH], behind[BATCH];
     const int64_t values = q->step->cache.values;
     join_totals(to, section.most, section.total, q->rows, before, behind);
-    for (int64_t c = 0; c < values && !q->step->cache.kept; c++)
-        for (int64_t r = 0; r < q->rows; r += LANES) {
-            float *at = to.results + c * BATCH + r;
-            const vec old = mul(load(at), load(before + r));
-            store(at, fma3(load(section.results + c * BATCH + r), load(behind + r), old));
-        }
-    for (int64_t r = 0; r < q->rows && q->step->cache.kept; r++)
+    if (!q->step->cache.kept) {
+        for (int64_t c = 0; c < values * BATCH; c += BATCH)
+            for (int64_t r = 0; r < q->rows; r += LANES) {
+                const vec old = mul(load(to.results + c + r), load(before + r));
+                store(to.results + c + r, fma3(load(section.results + c + r), load(behind + r), old));
+            }
+        return;
+    }
+    for (int64_t r = 0; r < q->rows; r++)
         for (int64_t c = r * values; c < (r + 1) * values; c += LANES) {
             const int64_t left = (r + 1) * values - c;
             const vec old = mul(load_some(to.results + c, left), all(before[r]));
@@ -395,16 +403,19 @@ static void take_queries(const Queries *q, const float *x, int64_t x_row, float 
 
 static void put_results(const Queries *q, Attended from, float *to, int64_t to_row) {
     const int64_t values = q->step->cache.values;
-    for (int64_t c = 0; c < values; c += LANES)
-        for (int64_t r = 0; r < q->rows; r++) {
-            const int64_t row = q->row + r, left = values - c;
-            float *out = to + (q->piece->row + row / q->group) * to_row + query_head(q, r) * values + c, turned[LANES] = {0};
-            for (int64_t l = 0; l < LANES && l < left && !q->step->cache.kept; l++)
-                turned[l] = from.results[(c + l) * BATCH + r];
-            const vec x = q->step->cache.kept ? load_some(from.results + r * values + c, left) : load(turned);
-            /* 0 is all there is: a weight of 0 would turn -0 to 0 */
-            store_some(out, add(quotient(x, all(from.total[r])), all(0.0f)), left);
+    float turned[LANES] = {0};
+    for (int64_t r = 0; r < q->rows; r++) {
+        const int64_t row = q->row + r, number = query_head(q, r);
+        float *out = to + (q->piece->row + row / q->group) * to_row + number * values;
+        for (int64_t c = 0; c < values; c += LANES) { /* 0 is all there is: a weight of 0 would turn -0 to 0 */
+            const float *x = from.results + r * values + c;
+            if (!q->step->cache.kept) {
+                for (int64_t l = c; l < c + LANES && l < values; l++) turned[l - c] = from.results[l * BATCH + r];
+                x = turned;
+            }
+            store_some(out + c, add(quotient(load_some(x, values - c), all(from.total[r])), all(0.0f)), values - c);
         }
+    }
 }
 
 int alike(const Attend *a, const Attend *b) {

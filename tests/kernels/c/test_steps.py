@@ -166,6 +166,25 @@ def test_linear_of_any_rows(name: str, form: Form) -> None:
         assert same_bits(results(rows), want[512 - rows :])
 
 
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_layers_with_wider_values(name: str, within: bool) -> None:
+    """Sections that threads share have room for the widest values of all layers, in keys or beside them."""
+    qkv, pages, along = Buffer("qkv", 2 * 96), 34, np.arange(3)
+    rows = Rows(along, along + 2100, along, along, np.arange(pages)[None], np.array([[0, 2100, 3, 0]]))
+    program, given = Program(qkv), {qkv: numbers(1, 3, qkv.width)}
+    for values in (8, 96):
+        keys, kept = numbers(2, pages, 1, 96, PAGE), None if within else numbers(3, pages, 1, PAGE, values)
+        cache = Cache(heads=2, kv_heads=1, size=96, values=values, keys=keys, kept=kept)
+        to = Buffer(f"to {values}", 2 * values)
+        program.add(steps.Attend(name="attended", qkv=qkv, cache=cache, to=to, scale=0.2))
+        given[to] = np.zeros((3, to.width), np.float32)
+    case = Case(program, given, rows)
+    with using(4):
+        found = case.after(Runner(LIBRARIES[name], program).run)
+    assert not differences(found, case.after(Interpreter(program).run))
+
+
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_what_is_not_finite_stays_in_its_row(name: str) -> None:
     """Keys and values are stored bounded, and a row whose keys are broken is named."""
