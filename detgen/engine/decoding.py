@@ -28,6 +28,7 @@ from detgen.kernels.input_batch import Ends, Windows
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.sampling import Choices
 from detgen.program.arrays import Array
+from detgen.runner.drafted_rounds import run_rounds
 from detgen.runner.model_runner import ModelRunner
 
 
@@ -206,7 +207,7 @@ class Decoding:
             return None if committing.plain(windows) else committing.choices(WantedRows.of(windows), goes_on=True)
 
         asked = rounds_ahead(self._scheduler, windows, ahead, choices)
-        found = self._target.rounds(plan.runner, asked)
+        found = run_rounds(self._target, plan.runner, asked)
         names = committing.log.drafter(plan.drafter), committing.log.drafter(plan.nothing)
         return results(self._scheduler, asked, plan, found, names)
 

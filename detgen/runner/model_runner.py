@@ -7,7 +7,7 @@ and positions; knows no requests and no files.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
@@ -16,11 +16,11 @@ import numpy as np
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.decoder import Chaining, Decoder
 from detgen.kernels.exchange import Exchange
-from detgen.kernels.input_batch import MOST_ROWS, Ends, InputBatch, Window, Windows, fill_passes, pack
+from detgen.kernels.input_batch import MOST_ROWS, Ends, InputBatch, Window, Windows, pack
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.pass_cost import PassCost, attention_area
 from detgen.kernels.penalties import Growing
-from detgen.kernels.rounds import Pass, Passes, Round, Rounding, Rounds
+from detgen.kernels.rounds import Rounding
 from detgen.kernels.sampling import Choice, Choices
 from detgen.program.arrays import Array
 from detgen.runner.kv_cache import KVCache
@@ -246,63 +246,6 @@ class ModelRunner:
         """Return the likely next choices of each sequence; arguments as for `sample`, adjustments in `growing`."""
         batch, how = self.pack(windows), replace(Choices.of(choices), adjustments=None, growing=growing)
         return self._chained(batch, lengths, lambda of: of.draft(batch, lengths, how))
-
-    def rounds(self, drafting: ModelRunner, asked: Rounds) -> list[Round]:
-        """Run rounds of drafting and verifying in one call; each sequence continues from what would be committed.
-
-        Args:
-            drafting: runs the passes that draft, in the same pages or over the same cache.
-            asked: the rounds. The pages of each slot must reach to its `room`.
-        """
-        rounding = self.rounding
-        assert rounding is not None, "asked before"
-        started, passes = time.perf_counter(), self._passes(drafting, asked)
-        found = rounding.rounds(drafting.decoder.rounding, asked, passes)
-        drafted = [passes.first, *(asked.turns - 1) * passes.drafting[:1], *asked.turns * passes.drafting[1:]]
-        ran = [(drafting, one) for one in drafted] + [(self, one) for ones in passes.verifying for one in ones]
-        times = np.array([self._seconds(runner, one.batch) for runner, one in ran])
-        times *= (time.perf_counter() - started) / times.sum()
-        for (runner, one), seconds in zip(ran, times.tolist(), strict=True):
-            runner.passes += 1
-            runner.rows += len(one.batch.ids)
-            runner.cost.update(len(one.batch.ids), seconds, float(one.batch.area))
-        return found
-
-    def _seconds(self, runner: ModelRunner, batch: InputBatch) -> float:
-        """Return the predicted time of a runner's pass, by this runner's cost if its own is unknown, else in rows."""
-        rows, area = len(batch.ids), float(batch.area)
-        return runner.cost.predict(rows, area, 0) or self.cost.predict(rows, area, 0) or float(rows)
-
-    def _passes(self, drafting: ModelRunner, asked: Rounds) -> Passes:
-        """Pack the passes of rounds."""
-        own, drafted = asked.windows, asked.limits.drafted
-
-        def windows(which: np.ndarray, before: int, rows: np.ndarray, logits: np.ndarray) -> Windows:
-            tokens = np.zeros(int(rows.sum()), np.int64)
-            return Windows(own.slots[which], own.starts[which] - before, rows, logits, tokens, logits - 1)
-
-        which, steps, none = drafted.nonzero()[0], list[Pass](), np.zeros(0, np.int64)
-        first = Pass(drafting.pack(asked.reads), which, none, 1, 0)
-        for step in range(int(drafted.max())):
-            there = which[drafted[which] > step]
-            ones = np.ones(len(there), np.int64)
-            again = 1 if step else asked.again
-            batch = drafting.pack(windows(there, again - 1, again * ones, ones))
-            steps.append(Pass(batch, there, none, 2 - again + step, step))
-        every, indexes = np.arange(len(drafted)), {slot: i for i, slot in enumerate(own.slots.tolist())}
-        placed = windows(every, 0, 1 + drafted, 1 + drafted)
-
-        def verifying(chunks: Sequence[Window]) -> Iterator[Pass]:
-            which = every
-            for part in fill_passes(placed, chunks, MOST_ROWS):
-                some, which = which[: len(part)], which[len(part) :]
-                others = part.part(len(some), len(part))
-                of = [indexes[slot] for slot in np.repeat(others.slots, others.logits).tolist()]
-                yield Pass(self.pack(part), some, np.array(of, np.int64), 1, -1)
-
-        alike = list(verifying(()))
-        chunks = [*asked.chunks, *[()] * (asked.turns - len(asked.chunks))]
-        return Passes(first, steps, [list(verifying(of)) if of else alike for of in chunks])
 
     def _chained(self, batch: InputBatch, lengths: np.ndarray, call: Callable[[Chaining], _Found]) -> _Found:
         """Run several passes by one call, count those that ran, and return the call's result."""

@@ -26,7 +26,9 @@ from detgen.engine.rounds_ahead import Ahead, rounds_ahead
 from detgen.engine.stats import EngineStats
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.input_batch import Windows
+from detgen.kernels.rounds import Round, Rounds
 from detgen.kernels.triton import drafted_rounds
+from detgen.runner import drafted_rounds as runner_rounds
 from detgen.runner import model_runner
 
 _PENALTIES: list[dict[str, Any]] = [
@@ -157,20 +159,18 @@ def test_the_host_waits_once_for_several_rounds(engines: Callable[..., Engine], 
 
 def test_prompts_are_read_beside_drafts(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """In calls of several rounds, until somebody has read its prompt; it goes on in the next call."""
-    for module in (model_runner, scheduler):
+    for module in (model_runner, runner_rounds, scheduler):
         monkeypatch.setattr(module, "MOST_ROWS", 32)
     settings: dict[str, Any] = {"drafter": "model", "draft_tokens": 3, "prefix_cache": False, "batch_size": 2}
     engine = engines(drafter="model", batch_size=4).with_settings(**settings)
     asked: list[list[int]] = []
-    rounds = engine.canonical.rounds
-    monkeypatch.setattr(
-        engine.canonical,
-        "rounds",
-        lambda drafting, of: (
-            asked.append([sum(w.logits for w in chunk) for chunk in of.chunks]),
-            rounds(drafting, of),
-        )[1],
-    )
+    run_rounds = decoding.run_rounds
+
+    def noting(target: Any, drafting: Any, of: Rounds) -> list[Round]:
+        asked.append([sum(w.logits for w in chunk) for chunk in of.chunks])
+        return run_rounds(target, drafting, of)
+
+    monkeypatch.setattr(decoding, "run_rounds", noting)
     params = SamplingParams(max_tokens=50, ignore_eos=True)
     requests = [Request(i, i, token_ids=TOKENS[i : i + n], params=params) for i, n in enumerate((5, 200))]
     wanted = [c.token_ids for c in engine.generate(requests)]
