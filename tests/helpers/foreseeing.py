@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from detgen import Engine
+from detgen import Engine, Request
 from detgen.engine.sequence import Sequence
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.input_batch import InputBatch
@@ -122,3 +122,22 @@ def interpreted() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparing, "_runner", runner)
         yield
+
+
+def said(engine: Engine, asked: list[Request]) -> dict[Any, Any]:
+    """What each sample gives, and leaves in the cache."""
+    engine.reset_prefix_cache()
+    trace = Entries()
+    done = [c for batch in engine.stream(asked, trace=trace) for c in batch]
+    return {
+        c.request.id: (
+            c.token_ids,
+            c.text,
+            c.finish_reason,
+            c.error,
+            c.logprobs,
+            c.records,
+            trace.found.get((c.request.id, c.sample)),
+        )
+        for c in done
+    }

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 import transformers as hf
 from helpers.examples import thorough
-from helpers.foreseeing import Entries, interpreted
+from helpers.foreseeing import interpreted, said
 
 from detgen import Engine, Request, SamplingParams
 from detgen.kernels.attention import BLOCK
@@ -54,25 +54,6 @@ def requests(*, logprobs: bool = False, penalty: float = 0.0, stop: tuple[int, .
         )
         for i in range(_COUNT)
     ]  # fmt: skip
-
-
-def said(engine: Engine, asked: list[Request]) -> dict[Any, Any]:
-    """What each sample gives, and leaves in the cache."""
-    engine.reset_prefix_cache()
-    trace = Entries()
-    done = [c for batch in engine.stream(asked, trace=trace) for c in batch]
-    return {
-        c.request.id: (
-            c.token_ids,
-            c.text,
-            c.finish_reason,
-            c.error,
-            c.logprobs,
-            c.records,
-            trace.found.get((c.request.id, c.sample)),
-        )
-        for c in done
-    }
 
 
 @thorough

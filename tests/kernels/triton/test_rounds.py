@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 
 import transformers as hf
 from helpers.examples import thorough
-from helpers.foreseeing import Entries, interpreted
+from helpers.foreseeing import interpreted, said
 
 from detgen import Engine, Request, SamplingParams
 from detgen.kernels.triton import triton_decoder
@@ -50,26 +50,6 @@ def requests(temperature: float) -> list[Request]:
     return [Request(i, i, token_ids=tokens[i], params=how[i]) for i in range(_COUNT)]
 
 
-def said(engine: Engine, asked: list[Request]) -> dict[Any, Any]:
-    """What each sample gives, and leaves in the cache; of those that are verified."""
-    engine.reset_prefix_cache()
-    trace = Entries()
-    done = [c for batch in engine.stream(asked, trace=trace) for c in batch]
-    return {
-        c.request.id: (
-            c.token_ids,
-            c.text,
-            c.finish_reason,
-            c.error,
-            c.logprobs,
-            c.records,
-            trace.found[c.request.id, 0],
-        )
-        for c in done
-        if c.request.params.deterministic
-    }
-
-
 @thorough
 @pytest.mark.parametrize("temperature", [0.8, 0.0])
 @pytest.mark.parametrize("drafter", ["model", "self"])
@@ -82,6 +62,8 @@ def test_it_has_the_bits_of_a_cpu(
     settings: dict[str, Any] = {"drafter": drafter, "draft_tokens": 2, "batch_size": 2}
     by_triton, by_c = (engine.with_settings(**settings) for engine in pairs)
     found, wanted = (said(engine, requests(temperature)) for engine in (by_triton, by_c))
+    for each in found, wanted:  # an unverified request promises nothing
+        del each[0]
     assert found == wanted
     rounds = max(r.round for _, _, _, _, _, records, _ in found.values() for r in records)
     statuses = {r.status for _, _, _, _, _, records, _ in found.values() for r in records}
