@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import TYPE_CHECKING, Any
 
 from detgen.models.parts import UnknownError
@@ -59,4 +59,6 @@ def bend_of(of: Description, mlp: Any) -> dict[str, float] | None:
 
 def _softplus(x: float) -> float:
     """log(1 + e^x), rounded correctly, which the C library's functions may not be."""
-    return float((1 + Decimal(x).exp()).ln()) if x < _LARGE else x
+    with localcontext() as context:
+        context.prec = 80  # more digits than 1 + e^x has of any float
+        return float((1 + Decimal(x).exp()).ln()) if x < _LARGE else x
