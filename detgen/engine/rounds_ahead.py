@@ -40,8 +40,8 @@ def rounds_ahead(
 ) -> Rounds:
     """Return the rounds to run.
 
-    Chunks of prompts are those of rounds that the host sees one by one. Whoever has read its prompt goes on in the next
-    call, which comes next.
+    The chunks of prompts are those that single rounds would read. The call ends with the round in which a sequence
+    finishes its prompt; that sequence decodes in the next call.
 
     Args:
         scheduler: has the live sequences.

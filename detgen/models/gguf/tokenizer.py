@@ -1,7 +1,7 @@
 """Tokenizers of GGUF files, byte-level and SentencePiece's, made as transformers does, but without it.
 
 Each key of a file about its tokenizer has to be understood; otherwise transformers is asked. Tests compare the two
-(`tests/models/gguf/test_plain.py`).
+(`tests/models/gguf/test_plain_tokenizers.py`).
 """
 
 from __future__ import annotations
