@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -11,11 +12,13 @@ from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 from transformers import AutoModelForCausalLM
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from detgen.bench.peers.gguf_file import write_gguf
+from detgen.errors import EngineError
 from detgen.kernels.input_batch import Window
 from detgen.machine import CPU
 from detgen.models.loaded import LoadedModel
@@ -181,3 +184,9 @@ def check_same(path: Path, folder: Path) -> None:
     file, own = loaded(path), loaded(folder)
     assert (file.context, file.vocabulary) == (own.context, own.vocabulary)
     assert same_bits(bits_of(file), bits_of(own))
+
+
+def check_refused(path: Path, said: str) -> None:
+    """A file cannot be loaded, and the message says why, by a pattern."""
+    with pytest.raises(EngineError, match=f"(?s)^cannot load the model {re.escape(path.name)}: .*{said}"):
+        loaded(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,9 +87,14 @@ def told(model: Model) -> dict[str, Any]:
     return {key: values[0] for key, values in found.items() if values} | dict(model.others)
 
 
+@lru_cache(maxsize=16)  # many files are made of a folder
+def _whole(of: Any, folder: Path) -> Any:
+    return of.from_pretrained(folder)
+
+
 def tensors_of(folder: Path, model: Model) -> Iterator[tuple[str, np.ndarray]]:
     """What llama.cpp's converter makes of the tensors."""
-    whole = auto_class(model.config()).from_pretrained(folder)
+    whole = _whole(auto_class(model.config()), folder)
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == (model.tables or model.kind))
     names = gguf.get_tensor_name_map(kind, whole.config.num_hidden_layers)
     state = whole.state_dict()

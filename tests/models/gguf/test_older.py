@@ -1,100 +1,19 @@
-"""GGUF files of older families: the bits of their folders, and what is refused."""
+"""GGUF files of older families: what is refused, and an activation that no file says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import transformers as hf
-from helpers.examples import usual
-from helpers.gguf_files import check_same, loaded, plain_tokenizer
-from helpers.gguf_models import Model, check_kept, check_stored, made_of
-from helpers.small_models import STORED
+from helpers.gguf_alike import made
+from helpers.gguf_files import check_refused
 
-from detgen.errors import EngineError
 from detgen.models.gguf.configs import Said
 from detgen.models.gguf.header import Entry, Header
 from detgen.models.gguf.older import gptneox
-
-SIZES = {name: STORED[name] for name in ("vocab_size", "hidden_size", "num_attention_heads", "eos_token_id")}
-SIZES |= {"num_hidden_layers": 3}
-WIDTH = {"feed_forward_length": 4 * SIZES["hidden_size"]}
-SAID = {**WIDTH, "rope.freq_base": None}
-LAID = {**SAID, "tensor_data_layout": "jploski"}
-NEOX = {"use_parallel_residual": True, "rope.dimension_count": 4, "rope.freq_base": None}
-MODELS = {
-    "falcon_7b": Model("falcon", lambda: hf.FalconConfig(**SIZES), {**LAID, "attention.head_count_kv": 1}),
-    "falcon_40b": Model(
-        "falcon", lambda: hf.FalconConfig(**SIZES, new_decoder_architecture=True, num_kv_heads=2), LAID
-    ),
-    "falcon_11b": Model(  # with one norm, and a base that files of today do not say
-        "falcon",
-        lambda: hf.FalconConfig(
-            **{**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
-            rope_parameters={"rope_type": "default", "rope_theta": 5e3},
-        ),
-        {**LAID, "rope.freq_base": 5e3},
-    ),
-    "bloom": Model(
-        "bloom",
-        lambda: hf.BloomConfig(vocab_size=4096, hidden_size=96, n_layer=3, n_head=6, eos_token_id=0),
-        {"feed_forward_length": 384, "context_length": 96, "attention.head_count_kv": 6},
-    ),
-    "mpt": Model(
-        "mpt",
-        lambda: hf.MptConfig(vocab_size=4096, d_model=96, n_layers=3, n_heads=6, max_seq_len=512, eos_token_id=0),
-        {"feed_forward_length": 384, "attention.max_alibi_bias": 8.0},
-    ),
-    "gptneox": Model("gptneox", lambda: hf.GPTNeoXConfig(**SIZES, intermediate_size=96), NEOX),
-    "gptneox_serial": Model(
-        "gptneox",
-        lambda: hf.GPTNeoXConfig(
-            **{**SIZES, "intermediate_size": 96, "use_parallel_residual": False},
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-        ),
-        {**NEOX, "use_parallel_residual": False, "rope.dimension_count": 8},
-    ),
-    "starcoder": Model(
-        "starcoder",
-        lambda: hf.GPTBigCodeConfig(vocab_size=4096, n_embd=64, n_layer=3, n_head=4, n_positions=96, eos_token_id=0),
-        {**WIDTH, "attention.head_count_kv": 1},
-    ),
-    "exaone": Model(
-        "exaone",
-        lambda: hf.LlamaConfig(**STORED),
-        {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-6, "rope.dimension_count": 16}
-        | dict.fromkeys(("attention.key_length", "attention.value_length")),
-        tables="llama",
-    ),
-}
-SOME = ("falcon_7b", "falcon_40b", "bloom", "mpt", "gptneox", "starcoder")
-
-
-@pytest.fixture(scope="module")
-def folders(random_model: Callable[..., Path]) -> Callable[[str], Path]:
-    return cache(lambda name: plain_tokenizer(random_model(MODELS[name].config())))
-
-
-@pytest.mark.parametrize("name", usual(SOME, MODELS))
-def test_float32_gives_the_bits_of_the_folder(name: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
-    check_same(made_of(MODELS[name], folders(name), tmp_path / "model.gguf"), folders(name))
-
-
-@pytest.mark.parametrize("name", usual(["falcon_40b", "bloom"], MODELS))
-def test_the_second_start_gives_the_same(
-    name: str, folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    check_kept(made_of(MODELS[name], folders(name), tmp_path / "model.gguf"))
-
-
-@pytest.mark.parametrize("name", usual(["falcon_7b"], MODELS))
-def test_stored_weights_stand_for_their_numbers(name: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
-    check_stored(MODELS[name], folders(name), tmp_path, ("Q8_0", "Q5_1", "BF16"))
 
 
 @pytest.mark.parametrize(("layers", "activation"), [(44, "gelu_fast"), (32, "gelu")])
@@ -132,6 +51,4 @@ def test_activation_of_gpt_neox(layers: int, activation: str) -> None:
 def test_what_is_refused(
     name: str, others: dict[str, Any], more: dict[str, Any], said: str, folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path = made_of(MODELS[name], folders(name), tmp_path / "model.gguf", others, more)
-    with pytest.raises(EngineError, match=f"^cannot load the model model.gguf: .*{said}"):
-        loaded(path)
+    check_refused(made(name, folders(name), tmp_path / "model.gguf", others, more), said)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.commands import invoke
+from helpers.examples import examples
 from helpers.gguf_files import bits_of, loaded
 from helpers.plain_gguf import CONTROL, KINDS, NAMES, NORMAL, ROWS, file_of, made_of, pieces, vocabulary
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen import Engine
@@ -152,7 +153,7 @@ def test_modules_and_bits_are_those_of_transformers(
     assert (quick.own.layout.group, quick.own.layout.states) == (layout.group, layout.states)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(80)
 @given(
     kind=st.sampled_from([*KINDS]),
     tied=st.booleans(),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.examples import examples
 from helpers.gguf_files import loaded
 from helpers.plain_gguf import (
     CONTROL,
@@ -21,7 +22,7 @@ from helpers.plain_gguf import (
     pieces,
     vocabulary,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.errors import EngineError
@@ -131,7 +132,7 @@ def test_tokenizers_of_pieces_are_those_of_transformers(name: str, kind: str, tm
     assert (made_of(path) is None) == (kind == "phi3")  # of which these are too few
 
 
-@settings(max_examples=25, deadline=None)
+@examples(100)
 @given(
     kind=st.sampled_from(["llama", "phi3", "gemma2"]),
     learned=st.lists(st.text("ab \u2581", min_size=1, max_size=5), max_size=40, unique=True),
