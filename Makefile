@@ -27,7 +27,8 @@ test: $(VENV)/installed-dev
 # What every change can break: the bits of all kinds of models, invariance, what is read, kept, written and judged.
 QUICK := tests/test_frozen.py tests/test_layers.py tests/test_docs.py tests/test_params.py tests/program tests/outputs \
     tests/drafters tests/cache tests/prompts \
-    $(addprefix --ignore tests/,drafters/test_auto.py drafters/test_self.py prompts/test_files.py prompts/test_longest.py) \
+    $(addprefix --ignore tests/,drafters/test_auto.py drafters/test_self.py outputs/test_batch_results.py \
+    prompts/test_files.py prompts/test_longest.py) \
     tests/verify/replay/test_audit.py tests/report/test_log.py tests/kernels/c/test_steps.py \
     tests/kernels/test_logprobs.py tests/runner/test_chains.py tests/run/test_lifecycle.py \
     $(addprefix tests/engine/test_,$(addsuffix .py,invariance rolling_back engine decoding stopping))
@@ -36,7 +37,7 @@ check: $(VENV)/installed-dev
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint quick
 
 quick: $(VENV)/installed-dev
-	$(PY) -m pytest -q -n auto --dist loadfile --no-loadscope-reorder $(QUICK)
+	$(PY) -m pytest -q -n logical --dist loadfile --no-loadscope-reorder $(QUICK)
 
 lint: $(VENV)/installed-dev
 	$(PY) -m ruff check

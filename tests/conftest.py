@@ -53,13 +53,16 @@ pytest_plugins = [
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may be left out
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are processors, as some tests wait for other processes; no more than the memory is for."""
-    return min((os.cpu_count() or 1) + 1, 4)
+    """As many as there are processors; no more than the memory is for.
+
+    `-n auto`, with which all tests run, takes one more, as some wait for other processes.
+    """
+    return min((os.cpu_count() or 1) + (config.option.numprocesses == "auto"), 4)
 
 
 # The same examples every time: a red test stays red until its cause is gone. `explore` draws new ones.
 hypothesis.settings.register_profile("thorough", deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("detgen", hypothesis.settings.get_profile("thorough"), max_examples=25)
+hypothesis.settings.register_profile("detgen", hypothesis.settings.get_profile("thorough"), max_examples=10)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "detgen"))
 

@@ -173,6 +173,17 @@ def members(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
 
 
 @functools.cache
+def endings() -> dict[str, list[ast.Module]]:
+    """The trees of the modules whose paths are a path, or end by it."""
+    found: dict[str, list[ast.Module]] = {}
+    for path, tree in sources().items():
+        parts = path.split(".")
+        for at in range(len(parts)):
+            found.setdefault(".".join(parts[at:]), []).append(tree)
+    return found
+
+
+@functools.cache
 def classes() -> dict[str, ast.ClassDef]:
     """Those of all modules, by their names."""
     nodes = (node for tree in sources().values() for node in ast.walk(tree))
@@ -183,9 +194,7 @@ def exists(name: str) -> bool:
     """Whether a dotted name is there: of a module by its whole path or the end of it, or of a class."""
     parts = name.removeprefix("detgen.").split(".")
     for at in range(len(parts), 0, -1):
-        module = ".".join(parts[:at])
-        trees = [tree for path, tree in sources().items() if path == module or path.endswith("." + module)]
-        if any(_has(tree.body, parts[at:]) for tree in trees):
+        if any(_has(tree.body, parts[at:]) for tree in endings().get(".".join(parts[:at]), [])):
             return True
     return parts[0] in classes() and _has(classes()[parts[0]].body, parts[1:])
 

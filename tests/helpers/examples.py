@@ -11,7 +11,7 @@ import pytest
 
 _Case = TypeVar("_Case")
 
-_FACTOR = {"thorough": 1.0, "explore": 10.0}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 0.25)
+_FACTOR = {"thorough": 1.0, "explore": 10.0}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 0.1)
 
 THOROUGH = _FACTOR >= 1
 # For a test that takes long, of what others test in another way: CI runs it.
@@ -19,8 +19,11 @@ thorough = pytest.mark.skipif(not THOROUGH, reason="only HYPOTHESIS_PROFILE=thor
 
 
 def examples(usual: int) -> hypothesis.settings:
-    """That many in the profile `thorough`, which CI takes; ten times as many in `explore`, else a quarter."""
-    return hypothesis.settings(max_examples=max(round(usual * _FACTOR), 1))
+    """That many in the profile `thorough`, which CI takes; ten times as many in `explore`, else a tenth.
+
+    But at least two, as the first is the simplest.
+    """
+    return hypothesis.settings(max_examples=max(round(usual * _FACTOR), min(usual, 2)))
 
 
 def usual(some: Iterable[_Case], rest: Iterable[_Case]) -> list[_Case]:
