@@ -31,7 +31,8 @@ QUICK := tests/test_frozen.py tests/test_layers.py tests/test_docs.py tests/test
     prompts/test_files.py prompts/test_longest.py) \
     tests/verify/replay/test_audit.py tests/report/test_log.py tests/kernels/c/test_steps.py \
     tests/kernels/test_logprobs.py tests/runner/test_chains.py tests/run/test_lifecycle.py \
-    $(addprefix tests/engine/test_,$(addsuffix .py,invariance rolling_back engine decoding stopping))
+    $(addprefix tests/engine/test_,$(addsuffix .py,invariance decoding stopping)) \
+    --deselect tests/test_frozen.py::test_so_are_those_of_similar_families
 
 check: $(VENV)/installed-dev
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint quick

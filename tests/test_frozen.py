@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.examples import THOROUGH, usual
+from helpers.families import DESCRIBED, USUAL_FAMILIES
 from helpers.frozen import CASES, KNOWN, digest
 
 from detgen.runner import own_forward, preparing
@@ -24,11 +25,25 @@ def _compared_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 # What others have as well: `gemma`, `axk1` and `vaultgemma` of own forwards, `llama` of matrices in few bits.
 REST = {f"{name}, own forward" for name in ("olmo", "nemotron", "persimmon", "biogpt")}
 REST |= {f"gpt2, {kind}" for kind in ("float16", "nf4", "int8")}
+# Families that consist of what others have.
+ALIKE = DESCRIBED.keys() - {"llama", *USUAL_FAMILIES}
 
 
-@pytest.mark.parametrize("name", usual((name for name in CASES if name not in REST), CASES))
-def test_bits_are_known(name: str, tmp_path: Path) -> None:
-    """What is meant to change them says so, and is followed by `python tests/helpers/frozen.py --write`."""
+def check(name: str, folder: Path) -> None:
+    """What is meant to change a digest says so, and is followed by `python tests/helpers/frozen.py --write`."""
     known = json.loads(KNOWN.read_text(encoding="utf-8"))
     assert known.keys() == CASES.keys()
-    assert digest(CASES[name], tmp_path) == known[name]
+    assert digest(CASES[name], folder) == known[name]
+
+
+OTHERS = [name for name in CASES if name not in ALIKE]
+
+
+@pytest.mark.parametrize("name", usual((name for name in OTHERS if name not in REST), OTHERS))
+def test_bits_are_known(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(ALIKE))
+def test_so_are_those_of_similar_families(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.engine_inputs import PROMPTS, ids
+from helpers.examples import usual
 from safetensors.torch import load_file, save_file
 
 from detgen import Engine, EngineError, Request, SamplingParams
@@ -80,7 +81,7 @@ def base() -> Engine:
     return Engine(batch_size=4, kv_memory=64 << 20)
 
 
-@pytest.mark.parametrize("draft_tokens", [None, 1, 3, 9])
+@pytest.mark.parametrize("draft_tokens", usual([None, 3], [1, 9]))
 def test_no_bit_depends_on_it(base: Engine, observe: Callable[..., Any], draft_tokens: int | None) -> None:
     engine = base.with_settings(drafter="self", draft_tokens=draft_tokens)
     requests = [*REQUESTS, PENALIZED]
@@ -90,7 +91,7 @@ def test_no_bit_depends_on_it(base: Engine, observe: Callable[..., Any], draft_t
     assert engine.stats.drafters["self"].acceptance > 0.5  # the embedded model, not just any
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16-tc25"])
+@pytest.mark.parametrize("dtype", usual(["bfloat16-tc25"], ["float32", "bfloat16"]))
 def test_nor_in_other_formats(observe: Callable[..., Any], dtype: DTypeName) -> None:
     engine = Engine(batch_size=4, kv_memory=64 << 20, dtype=dtype, drafter="none")
     want, found = (observe(engine.with_settings(drafter=name), REQUESTS[:3]) for name in ("none", "self"))

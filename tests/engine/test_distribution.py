@@ -21,7 +21,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "adversary": {"drafter": adversary, "draft_tokens": 2},
     "auto": {"drafter": "auto"},
 }
-EACH = pytest.mark.parametrize("drafter", usual(["model", "adversary"], DRAFTERS))
+EACH = pytest.mark.parametrize("drafter", usual(["model"], DRAFTERS))
 SAMPLES = 800
 PROMPT = "for i in range(10):\n    for i in range("
 

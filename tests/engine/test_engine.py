@@ -120,13 +120,14 @@ NAMED = {"auto": [False], "cuda": [True], "cuda:0": [True], "cpu": []}
     ("name", "rule"),
     usual(zip(NAMED, itertools.cycle((None, "tc24"))), itertools.product(NAMED, (None, "tc24"))),
 )
-def test_a_gpu_is_tried_first(monkeypatch: pytest.MonkeyPatch, name: str, rule: str | None) -> None:
+def test_a_gpu_is_tried_first(demo_models: Any, monkeypatch: pytest.MonkeyPatch, name: str, rule: str | None) -> None:
     """And models run where its trial says; it is told by which rule tensor cores have to add up."""
     monkeypatch.setattr(module, "pick_device", lambda _: Device("cpu" if name == "cpu" else "cuda"))
     asked: list[tuple[bool, str | None]] = []
     monkeypatch.setattr(module, "trusted", lambda *_, named, rule: asked.append((named, rule)) or CPU)
     dtype = "bfloat16" if rule is None else "bfloat16-tc24"
-    assert Engine(device=name, drafter="none", dtype=dtype).canonical.device.type == "cpu"
+    small = demo_models.draft
+    assert Engine(target=small, device=name, drafter="none", dtype=dtype).canonical.device.type == "cpu"
     assert asked == [(each, rule) for each in NAMED[name]]
 
 

@@ -83,12 +83,12 @@ def by_transformers(model: Any, prompt: list[int], asked: dict[str, Any]) -> lis
     usual(
         [
             {"repetition_penalty": 0.9},
-            {"presence_penalty": -1.5, "frequency_penalty": 0.4},
-            {"logit_bias": {0: 30}, "ignore_eos": True},
             {"stop_token_ids": (272, 9), "min_tokens": 8},
             ALL,
         ],
         [
+            {"presence_penalty": -1.5, "frequency_penalty": 0.4},
+            {"logit_bias": {0: 30}, "ignore_eos": True},
             {"repetition_penalty": 1.3},
             {"frequency_penalty": 0.8},
             {"presence_penalty": 1.5},

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.engine_inputs import PROMPTS, Adversary, adversary, ids
+from helpers.examples import usual
 
 from detgen import Engine, Request, SamplingParams
 
@@ -30,7 +31,7 @@ def large() -> Engine:
     return Engine(batch_size=16, kv_memory=1 << 30)
 
 
-@pytest.mark.parametrize("drafter", [adversary, "model", "self"])
+@pytest.mark.parametrize("drafter", usual([adversary, "self"], ["model"]))
 def test_truncation_allocates_nothing(
     large: Engine, engines: Callable[..., Engine], observe: Callable[..., Any], drafter: Any
 ) -> None:

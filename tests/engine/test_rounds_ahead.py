@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, and with the dev extra on Linux")
 
 from helpers.engine_inputs import code
-from helpers.examples import examples
+from helpers.examples import examples, usual
 from helpers.foreseeing import Entries, foreseeing
 from helpers.loop import Loop, request
 from hypothesis import event, given
@@ -140,7 +140,7 @@ def test_all_that_is_said_stays(
     event(f"preempted: {stats.preemptions > 0}")
 
 
-@pytest.mark.parametrize("drafter", ["model", "self"])
+@pytest.mark.parametrize("drafter", usual(["model"], ["self"]))
 def test_the_host_waits_once_for_several_rounds(engines: Callable[..., Engine], drafter: str) -> None:
     """It waited for each draft, and then for its verdict."""
     settings: dict[str, Any] = {"drafter": drafter, "draft_tokens": 3, "prefix_cache": False}

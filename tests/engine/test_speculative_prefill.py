@@ -158,7 +158,7 @@ def test_nothing_but_the_request_matters(
 def test_against_the_plain_algorithm(kind: str, engines: Callable[..., Engine], observe: Callable[..., Any]) -> None:
     """Tokens, thoughts, states and logits are those of `read`, but for rounding."""
     model, chunk = random_model(**KINDS[kind]), KINDS[kind].get("chunk_size", 4)
-    for name in usual(["4-0", "9-0"], ["0-0", "7-0"]):
+    for name in usual(["9-0"], ["0-0", "4-0", "7-0"]):
         (found,) = observe(engines(kind, drafter="ngram", batch_size=4), [POOL[name]]).values()
         done = found.completion
         prompt = POOL[name].token_ids or ()
@@ -182,7 +182,7 @@ def _rounds(engine: Engine, name: str) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("kind", ["sometimes", "zero", "never", "always"])
-@pytest.mark.parametrize("name", ["3-0", "6-0", "7-0"])
+@pytest.mark.parametrize("name", usual(["6-0"], ["3-0", "7-0"]))
 def test_rounds(kind: str, name: str, engines: Callable[..., Engine]) -> None:
     """Reading all ahead takes a pass for each thought and one more; chunk by chunk, one for each chunk."""
     whole, thoughts, chunks = _rounds(engines(kind, speculative_prefill=1000, drafter="none"), name)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.engine_inputs import adversary
+from helpers.examples import usual
 from helpers.families import DESCRIBED, ROWS
 
 from detgen import Engine, EngineError, Request, SamplingParams
@@ -57,17 +58,16 @@ def reference(engine: Engine, observe: Callable[..., Any]) -> Any:
     return observe(engine.with_settings(batch_size=1), requests())
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"batch_size": 8, "drafter": adversary, "draft_tokens": 15},  # more slots than there was room for
-        {"batch_size": 5, "drafter": "self", "draft_tokens": 64, "prefill_chunk": 9},
-        {"batch_size": 5, "drafter": "auto", "positions": 450},
-    ],
-    ids=["adversary", "self", "preempted"],
-)
-def test_bits(engine: Engine, reference: Any, observe: Callable[..., Any], settings: dict[str, Any]) -> None:
-    settings = dict(settings)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "adversary": {"batch_size": 8, "drafter": adversary, "draft_tokens": 15},  # more slots than there was room for
+    "self": {"batch_size": 5, "drafter": "self", "draft_tokens": 64, "prefill_chunk": 9},
+    "preempted": {"batch_size": 5, "drafter": "auto", "positions": 450},
+}
+
+
+@pytest.mark.parametrize("name", usual(["adversary", "preempted"], SETTINGS))
+def test_bits(engine: Engine, reference: Any, observe: Callable[..., Any], name: str) -> None:
+    settings = dict(SETTINGS[name])
     positions = settings.pop("positions", None)
     if positions:
         settings["kv_memory"] = positions * engine.position_bytes

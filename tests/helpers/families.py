@@ -267,6 +267,13 @@ DESCRIBED: dict[str, Callable[[], Any]] = {
     ),
 }
 
+# Of these, families that together have all kinds of steps, and all that steps can be told.
+USUAL_FAMILIES = (
+    *("llama", "qwen3_next", "gemma3n_text", "nemotron_h", "opt", "llama4", "gpt_oss", "gemma4_experts", "dots1"),
+    *("mpt_clamped", "lfm2_moe", "gemma2", "granitemoehybrid", "deepseek_v3", "qwen2_5_vl", "falcon_h1", "jamba"),
+    *("apertus", "nanochat"),
+)
+
 # Families of one row, which take nothing that those above do not take.
 ROWS: dict[str, Callable[[], Any]] = {
     "gemma": lambda: hf.GemmaConfig(**LLAMA, head_dim=18),

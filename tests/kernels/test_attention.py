@@ -160,12 +160,16 @@ def test_a_row_is_the_same_in_every_packing(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("size", "group"), usual([(64, 2), (128, 5), (16, 71)], [(64, 1), (16, 3)]))
+@pytest.mark.parametrize(("size", "group"), usual([(64, 2), (16, 71)], [(128, 5), (64, 1), (16, 3)]))
 def test_every_width(size: int, group: int) -> None:
-    """A window of each width from 1 to 128 gives each of its rows the bits that the widest gives it."""
+    """A window of each width up to 128 gives each of its rows the bits that the widest gives it."""
     q, cached = queries(size, group, torch.float32), buffers(size, torch.float32)
     widest = run([Window(1, 7, [0] * 128, 0)], q, cached)[0]
-    wrong = [n for n in range(1, 128) if not same_bits(run([Window(1, 7, [0] * n, 0)], q, cached)[0], widest[:n])]
+    wrong = [
+        n
+        for n in usual(range(1, 128, 7), range(1, 128))
+        if not same_bits(run([Window(1, 7, [0] * n, 0)], q, cached)[0], widest[:n])
+    ]
     assert not wrong, f"widths {wrong}"
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from helpers.examples import examples
+from helpers.examples import examples, usual
 from helpers.oracle import Passes
 from helpers.own_forward import KINDS, decoders
 from helpers.thinking_models import HIDDEN, random_model
@@ -85,7 +86,9 @@ def entries(model: Model, slot: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     return model.forward.cache.entries(slot, 0, end)
 
 
-@pytest.mark.parametrize(("inject", "extract"), [(0, 2), (1, 2), (0, 0), (2, 2), (1, 1), (0, 1)])
+@pytest.mark.parametrize(
+    ("inject", "extract"), usual([(0, 2), (1, 1), (2, 2)], itertools.combinations_with_replacement(range(3), 2))
+)
 def test_equals_the_models_own_forward(model: Model, inject: int, extract: int, compared: Passes) -> None:
     """Logits, and the hidden states that T reads: after the addition, where both are at one layer.
 

@@ -125,8 +125,11 @@ WAYS: dict[str, tuple[np.dtype[Any], Form | QuantName]] = {  # to store weights
     **{"nf4": (FLOAT32, "nf4"), "int8": (FLOAT32, "int8")},
 }
 ALL = [(family, way) for way in WAYS for family in FAMILIES]
-# Each way in layers and in experts, each family in floats and in few bits.
-USUAL = [(family, way) for family, way in ALL if family in ("llama", "qwen2_moe") or way in ("float32", "q4")]
+# Each way in layers or in experts, each family in floats or in few bits.
+USUAL = [(("llama", "qwen2_moe")[i % 2], way) for i, way in enumerate(WAYS)]
+USUAL += [
+    (family, ("float32", "q4")[i % 2]) for i, family in enumerate(FAMILIES) if family not in ("llama", "qwen2_moe")
+]
 
 
 @pytest.mark.parametrize(("family", "way"), usual(USUAL, ALL))

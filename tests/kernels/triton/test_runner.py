@@ -642,19 +642,20 @@ def test_attention(
 SECTION = SECTION_BLOCKS * PAGE
 
 
-@pytest.mark.parametrize(
-    ("heads", "case"),
-    [
-        ((1, 1, 4), lambda n: ([n - 3, 2 * n - 2], {"scale": 1.3})),  # rows on both sides of where sections meet
-        ((3, 1, 4), lambda n: ([n + 40], {"window": n - 76})),  # from the middle of a block of the section before
-        ((4, 1, 4), lambda n: ([n + 70], {"window": 90, "softcap": 2.0})),
-        ((3, 1, 4), lambda n: ([n + 94, 2 * n], {"chunk": n + 97})),  # begins among the rows, in the middle of a block
-        ((4, 2, 4), lambda n: ([n + 200], {"chunk": n - 6, "window": 230, "softcap": 0.7})),
-        ((4, 2, 4), lambda n: ([n - 2], {"sinks": torch.tensor([0.0, -3.0, 9.0, torch.inf])})),
-        ((20, 1, 9), lambda n: ([n - 2, 2 * n], {"within": True})),
-        ((4, 2, 4), lambda n: ([n - 2, 2 * n], {"slopes": torch.tensor([0.5, 0.25, 0.01, 0.0])})),
-    ],
-)
+# Heads, and by how long a section is: where windows begin, and how they attend.
+OVER_SECTIONS: list[tuple[tuple[int, int, int], Callable[[int], tuple[list[int], dict[str, Any]]]]] = [
+    ((1, 1, 4), lambda n: ([n - 3, 2 * n - 2], {"scale": 1.3})),  # rows on both sides of where sections meet
+    ((4, 2, 4), lambda n: ([n + 200], {"chunk": n - 6, "window": 230, "softcap": 0.7})),
+    ((4, 2, 4), lambda n: ([n - 2], {"sinks": torch.tensor([0.0, -3.0, 9.0, torch.inf])})),
+    ((20, 1, 9), lambda n: ([n - 2, 2 * n], {"within": True})),
+    ((4, 2, 4), lambda n: ([n - 2, 2 * n], {"slopes": torch.tensor([0.5, 0.25, 0.01, 0.0])})),
+    ((3, 1, 4), lambda n: ([n + 40], {"window": n - 76})),  # from the middle of a block of the section before
+    ((4, 1, 4), lambda n: ([n + 70], {"window": 90, "softcap": 2.0})),
+    ((3, 1, 4), lambda n: ([n + 94, 2 * n], {"chunk": n + 97})),  # begins among the rows, in the middle of a block
+]
+
+
+@pytest.mark.parametrize(("heads", "case"), usual(OVER_SECTIONS[:3], OVER_SECTIONS[3:]))
 def test_sections_of_attention(
     device: str, section: int, heads: tuple[int, int, int], case: Callable[[int], tuple[list[int], dict[str, Any]]]
 ) -> None:
@@ -666,7 +667,8 @@ def test_small_tiles_of_attention(device: str, section: int, monkeypatch: pytest
     """A few queries of a program, as a GPU has them, and one query head at a time, or two, or three of six."""
     monkeypatch.setattr("detgen.kernels.triton.attend.tile", lambda _size, _most: 4)
     of_head = 4 * 6 * 2 * PAGE  # bytes of two sections of six rows
-    for most, heads in ((1, (6, 2, 4)), (2 * of_head, (6, 1, 6)), (3 * of_head + 1, (6, 1, 6))):
+    several = ((1, (6, 2, 4)), (3 * of_head + 1, (6, 1, 6)))
+    for most, heads in usual(several[1:], [*several, (2 * of_head, (6, 1, 6))]):
         monkeypatch.setattr("detgen.kernels.triton.attend._MOST", most)
         Windows([section - 2, 3], [5, 1]).attend(heads, window=120, within=heads[1] == 1).results(device)
 
@@ -708,7 +710,7 @@ def test_what_is_not_seen_is_not_read(device: str) -> None:
 @pytest.mark.parametrize(
     ("form", "experts", "picks", "rows"),
     [
-        *(("none", *of, 6) for of in ((5, 2), (40, 3), (4, 4), (150, 2))),
+        *(("none", *of, 6) for of in usual(((5, 2), (150, 2)), ((40, 3), (4, 4)))),
         *((form, 5, 2, 3) for form in usual(("tc25", "q8"), (*PAIRED, *MADE))),
     ],
 )
@@ -820,7 +822,7 @@ SPANS = [  # slot, first row, its position, rows, the position of the state, up 
 ]
 
 
-@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("small", usual([True], [False]))
 @pytest.mark.parametrize("kind", [Convolve, DeltaRule, StateSpace, SelectiveScan])
 def test_states(device: str, kind: type[Step], small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What passes leave of states, too. With small tiles, and one sequence at a time."""
