@@ -21,6 +21,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers.commands import invoke
+from helpers.examples import usual
 from helpers.gguf_files import bits_of, loaded, made, plain_model, plain_tokenizer
 from helpers.small_models import STORED
 from safetensors.torch import load_file, save_file
@@ -193,10 +194,13 @@ def stand_in(numbers: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray
 
 @pytest.mark.parametrize(
     "kinds",
-    [
-        *(("Q8_0",), ("Q4_0",), ("F16",), ("BF16",), ("Q8_0", "Q4_0", "F32", "F16", "BF16"), ("Q5_1", "Q4_1", "Q5_0")),
-        *(("Q4_K", "Q5_K", "Q6_K"), ("Q2_K", "Q3_K", "IQ4_XS", "IQ4_NL")),
-    ],
+    usual(
+        [
+            *(("Q8_0", "Q4_0", "F32", "F16", "BF16"), ("Q5_1", "Q4_1", "Q5_0")),
+            *(("Q4_K", "Q5_K", "Q6_K"), ("Q2_K", "Q3_K", "IQ4_XS", "IQ4_NL")),
+        ],
+        [("Q8_0",), ("Q4_0",), ("F16",), ("BF16",)],
+    ),
     ids=" ".join,
 )
 def test_stored_weights_give_the_bits_of_what_they_stand_for(
@@ -250,11 +254,10 @@ def test_a_gate_of_one_row_may_be_a_matrix(
 
 @pytest.mark.parametrize(
     ("family", "kinds"),
-    [
-        *((family, ("Q4_K", "Q4_K", "Q6_K")) for family in MIXTURES),
-        ("mixtral", ("Q8_0", "Q8_0", "Q5_0")),
-        ("qwen3_moe", ("Q4_0", "Q5_1", "IQ4_XS")),
-    ],
+    usual(
+        [("mixtral", ("Q4_K", "Q4_K", "Q6_K")), ("qwen3_moe", ("Q4_0", "Q5_1", "IQ4_XS"))],
+        [*((family, ("Q4_K", "Q4_K", "Q6_K")) for family in MIXTURES), ("mixtral", ("Q8_0", "Q8_0", "Q5_0"))],
+    ),
 )
 def test_experts_stay_as_they_are_stored(
     family: str,
