@@ -160,7 +160,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", usual(["chunks", "adversary", "self", "preempted"], SETTINGS))
+@pytest.mark.parametrize("name", usual(["adversary", "preempted"], SETTINGS))
 def test_bits(engine: Engine, alone: dict[Any, Any], observe: Callable[..., Any], name: str) -> None:
     """Of logits and KV entries, with and without what others read before, twice."""
     settings = dict(SETTINGS[name])

@@ -83,7 +83,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "granite, factors": lambda: hf.GraniteConfig(**TINY, residual_multiplier=0.3, embedding_multiplier=3.0),
 }
-# Together they have all kinds of steps, which test_runner tries one by one with all that they can be told.
+# Together they have all kinds of steps, which tests of kernels try one by one with all that they can be told.
 USUAL = (
     *("llama 3", "gemma3, two rotations", "gpt-oss, sinks", "gpt2, positions", "qwen3.5, delta rules"),
     *("lfm2, convolutions", "mamba2, a state space", "mamba, a selective scan"),
@@ -151,8 +151,12 @@ def test_every_family_has_them(family: str) -> None:
 @pytest.mark.parametrize(
     ("form", "dtype"),
     usual(
-        [("q8", torch.float32), ("none", torch.bfloat16), ("tc25", torch.bfloat16)],
-        [*((form, torch.float32) for form in MADE), *((form, torch.bfloat16) for form in PAIRED)],
+        [("q8", torch.float32), ("tc25", torch.bfloat16)],
+        [
+            ("none", torch.bfloat16),
+            *((form, torch.float32) for form in MADE),
+            *((form, torch.bfloat16) for form in PAIRED),
+        ],
     ),
 )
 def test_weights_in_fewer_bits(form: Form, dtype: torch.dtype) -> None:
