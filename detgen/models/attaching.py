@@ -107,6 +107,26 @@ AttentionInterface.register(ASKING, _asked)
 
 
 @contextmanager
+def experts_by(model: PreTrainedModel, way: str) -> Iterator[None]:
+    """Inside the block, let a model compute experts in a way of transformers; "eager" is the code of the model itself.
+
+    That has no conditions; others refuse weights whose rows do not begin at multiples of 16 bytes.
+    """
+    config = model.config.get_text_config()
+    before = getattr(config, "_experts_implementation", None)
+    if before is None:
+        yield
+        return
+    parts = getattr(model.config, "sub_configs", {})  # of a wrapper, which may have no such setting of its own
+    part = next((name for name in parts if getattr(model.config, name) is config), "")
+    try:
+        model.set_experts_implementation({part: way})
+        yield
+    finally:
+        model.set_experts_implementation({part: before})
+
+
+@contextmanager
 def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
     """Keep a model without weights from looking at numbers.
 
@@ -117,9 +137,7 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
         yield
         return
     config = model.config.get_text_config()
-    parts = getattr(model.config, "sub_configs", {})  # of a wrapper, which may have no such setting of its own
-    part = next((name for name in parts if getattr(model.config, name) is config), "")
-    experts, padding = (getattr(config, name, None) for name in ("_experts_implementation", "pad_token_id"))
+    padding = getattr(config, "pad_token_id", None)
     stored = model.state_dict().keys()
     numbers = [
         (_parent(model, name), name.rpartition(".")[2], x) for name, x in model.named_buffers() if name in stored
@@ -131,17 +149,14 @@ def _asking_no_numbers(model: PreTrainedModel) -> Iterator[None]:
         for module in stretched:
             module.forward = partial(_turned_by_nothing, module)
         vars(config)["pad_token_id"] = None  # a configuration may refuse this value
-        if experts is not None:
-            model.set_experts_implementation({part: "batched_mm"})
-        yield
+        with experts_by(model, "batched_mm"):
+            yield
     finally:
         for module, name, x in numbers:
             module._buffers[name] = x
         for module in stretched:
             vars(module).pop("forward", None)
         vars(config)["pad_token_id"] = padding
-        if experts is not None:
-            model.set_experts_implementation({part: experts})
 
 
 def _turned_by_nothing(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,6 +201,7 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         model.set_attn_implementation(ASKING)
         if has_description(model):
             hooks.enter_context(asking_modules(model, note_heads))
+            hooks.enter_context(experts_by(model, "eager"))
         for module in model.modules():
             hooks.callback(module.register_forward_pre_hook(lambda module, _: called.add(module)).remove)
         # Two sequences with the same last token; without an attention, it must not matter what is before it.

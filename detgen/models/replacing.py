@@ -39,7 +39,8 @@ _POSITIONS = 40
 _GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _UNGATED = (("gate_up_proj", "down_proj"), ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj"))
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
-_ACTIVATIONS = {**ACTIVATIONS, "Sigmoid": Activation.SIGMOID, "Tanh": Activation.TANH}
+# Of modules by themselves; those that linear layers and experts may have are the others.
+_ALONE = {"Sigmoid": Activation.SIGMOID, "Tanh": Activation.TANH}
 
 # A possible replacement: a function that makes it, and inputs for which both must give the same.
 _Candidate = tuple[Callable[[], nn.Module], list[tuple[Any, ...]]]
@@ -134,7 +135,7 @@ def linear_of(module: nn.Module) -> LinearParts | None:
 
 
 def _activation(module: nn.Module) -> Activation | None:
-    return _ACTIVATIONS.get(type(module).__name__)
+    return ACTIVATIONS.get(type(module).__name__)
 
 
 class FeedForwardParts(NamedTuple):
@@ -231,7 +232,7 @@ def _norms(module: nn.Module) -> Iterator[_Candidate]:
 
 
 def _activations(module: nn.Module) -> Iterator[_Candidate]:
-    if (found := _activation(module)) is not None:
+    if (found := _activation(module) or _ALONE.get(type(module).__name__)) is not None:
         yield partial(NativeActivation, found), [(scaled(_random(1, ROWS, 64)),)]
 
 

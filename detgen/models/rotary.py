@@ -81,15 +81,16 @@ def frequencies_of(settings: dict[str, Any], type_: str, n: int) -> np.ndarray |
     base = float(settings["rope_theta"])
     one = np.float32(1)
     exponents = np.arange(0, 2 * n, 2, dtype=np.float32) / np.float32(2 * n)
-    found = one / powers(base, tuple(exponents.tolist()))
+    longer = powers(base, tuple(exponents.tolist()))
+    found = one / longer
     if type_ == "linear":
         found = found / np.float32(settings["factor"])
     elif type_ == "llama3":
         found = _llama3(found, settings)
     elif type_ == "yarn":
-        found = _yarn(found, base, settings)
+        found = _yarn(longer, base, settings)
     elif type_ == "longrope":  # within the original context, where passes stay
-        found = one / (np.array(settings["short_factor"], dtype=np.float32) * (one / found))
+        found = one / (np.array(settings["short_factor"], dtype=np.float32) * longer)
     elif type_ == "proportional":  # the fastest of all entries; the others are not rotated
         turned = int(settings.get("partial_rotary_factor", 1.0) * n)
         found = np.where(np.arange(n) < turned, found / np.float32(settings.get("factor", 1.0)), np.float32(0))
@@ -104,18 +105,24 @@ def _llama3(found: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
     """Return Llama 3.1's frequencies: long waves are stretched by a factor, medium ones in part."""
     factor, context = np.float32(settings["factor"]), settings["original_max_position_embeddings"]
     low, high = settings["low_freq_factor"], settings["high_freq_factor"]
-    waves = np.float32(2 * math.pi) / found
-    share = (np.float32(context) / waves - np.float32(low)) / np.float32(high - low)
+    waves = (1 / found) * np.float32(2 * math.pi)  # torch divides numbers by tensors so
+    share = ((1 / waves) * np.float32(context) - np.float32(low)) / np.float32(high - low)
     between = (1 - share) * found / factor + share * found
     short: np.ndarray = np.where(waves < context / high, found, between)
     return np.where(waves > context / low, found / factor, short)
 
 
-def _yarn(found: np.ndarray, base: float, settings: dict[str, Any]) -> np.ndarray:
-    """Return YaRN's (Peng et al., arXiv 2309.00071): a ramp from original frequencies to those divided by a factor."""
-    n, context = len(found), settings.get("original_max_position_embeddings")
+def _yarn(longer: np.ndarray, base: float, settings: dict[str, Any]) -> np.ndarray:
+    """Return YaRN's (Peng et al., arXiv 2309.00071): a ramp from original frequencies to those divided by a factor.
+
+    Args:
+        longer: what the original frequencies are the reciprocals of.
+        base: of these powers.
+        settings: of the embedding.
+    """
+    n, context = len(longer), settings.get("original_max_position_embeddings")
     if context is None:
-        return found
+        return 1 / longer
 
     def dimension(rotations: float) -> float:
         return 2 * n * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(base))
@@ -124,9 +131,9 @@ def _yarn(found: np.ndarray, base: float, settings: dict[str, Any]) -> np.ndarra
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * n - 1)
-    ramp = (np.arange(n, dtype=np.float32) - np.float32(low)) / np.float32(max(high - low, 0.001))
+    ramp = (np.arange(n, dtype=np.float32) - np.float32(low)) / np.float32((high - low) or 0.001)
     kept = 1 - np.clip(ramp, 0, 1)
-    ramped: np.ndarray = (found / np.float32(settings["factor"])) * (1 - kept) + found * kept
+    ramped: np.ndarray = (1 / (np.float32(settings["factor"]) * longer)) * (1 - kept) + (1 / longer) * kept
     return ramped
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from detgen.models.attaching import ATTENTION_NAME
+from detgen.models.attaching import ATTENTION_NAME, experts_by
 from detgen.models.loaded import LoadedModel
 from detgen.models.masks import numbers_of
 from detgen.models.own_forward import Depth, Layout
@@ -112,7 +112,7 @@ def _logits(
     positions = torch.arange(at, at + len(tokens), device=ids.device)[None]
     model.set_attn_implementation("eager")
     try:
-        with widened(model, loaded.read, loaded.form):
+        with widened(model, loaded.read, loaded.form), experts_by(model, "eager"):
             logits: torch.Tensor = model(input_ids=ids, position_ids=positions, **cached).logits[0].float()
     finally:
         model.set_attn_implementation(ATTENTION_NAME)

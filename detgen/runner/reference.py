@@ -43,12 +43,13 @@ def reference_logits(model: PreTrainedModel, vocabulary: int, form: Form = "none
     """
     import torch
 
+    from detgen.models.attaching import experts_by
     from detgen.models.widened_forward import widened
 
     device = "cpu" if model.device.type == "meta" else model.device
     ids = torch.tensor([_tokens(vocabulary)], device=device)
     model.set_attn_implementation("eager")
-    with torch.inference_mode(), widened(model, read, form):
+    with torch.inference_mode(), widened(model, read, form), experts_by(model, "eager"):
         return array(model(input_ids=ids, use_cache=False).logits[0].float())
 
 

@@ -202,6 +202,15 @@ def test_linear_layers_of_experts_in_few_bits(family: str, random_model: Callabl
     assert Engine(target=folder, drafter="none", kv_memory=2 << 20, target_quant="q4_k").profile()["target"]
 
 
+@pytest.mark.parametrize("rope", ["default", "dynamic"])
+def test_experts_of_an_odd_size(rope: str, random_model: Callable[..., Path]) -> None:
+    """transformers' faster ways to compute experts refuse them; its eager way is asked, in loaded weights, too."""
+    settings = {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+    config = DESCRIBED["qwen3_moe"]()
+    config.moe_intermediate_size, config.rope_parameters = 21, settings
+    assert Engine(target=random_model(config), drafter="none", kv_memory=2 << 20).profile()["arithmetic"] == "detgen-2"
+
+
 def _bounds(engine: Engine) -> tuple[float, float]:
     """See `check_agreement`."""
     return (2e-5, 1e-4) if engine.canonical.cache.states is None else (3e-4, 3e-3)

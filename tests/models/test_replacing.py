@@ -16,12 +16,12 @@ from detgen.models.replacing import replace_modules
 class FeedForward(nn.Module):
     """Gated, unless it is told otherwise; `odd` ones do something else with the same parts."""
 
-    def __init__(self, *, gated: bool = True, odd: bool = False) -> None:
+    def __init__(self, *, gated: bool = True, odd: bool = False, act: str = "silu") -> None:
         super().__init__()
         self.gated, self.odd = gated, odd
         if gated:
             self.gate_proj = nn.Linear(12, 20)
-        self.up_proj, self.down_proj, self.act_fn = nn.Linear(12, 20), nn.Linear(20, 12), ACT2FN["silu"]
+        self.up_proj, self.down_proj, self.act_fn = nn.Linear(12, 20), nn.Linear(20, 12), ACT2FN[act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.act_fn(self.gate_proj(x)) * self.up_proj(x) if self.gated else self.act_fn(self.up_proj(x))
@@ -67,6 +67,7 @@ class OwnNorm(nn.Module):
         (lambda: Clamped(7.0), "Clamped"),
         (lambda: OwnNorm(0, odd=True), "OwnNorm"),
         (lambda: FeedForward(odd=True), "FeedForward"),
+        (lambda: FeedForward(act="tanh"), "FeedForward"),
         (lambda: nn.Softplus(), "Softplus"),
     ],
 )
