@@ -58,6 +58,7 @@ _UNUSUAL: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {"do_layer_norm_before": False},
     "GPT2LMHeadModel": {"add_cross_attention": True},
     "GPTBigCodeForCausalLM": {"multi_query": False, "add_cross_attention": True},
+    "BloomForCausalLM": {"slow_but_exact": True},  # without the biases of two of its linear layers
     "FalconForCausalLM": {"alibi": True},  # its biases are rounded to bf16
 }
 

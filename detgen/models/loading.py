@@ -161,12 +161,10 @@ def load_model(
     read: Read = held
     with explained(name):
         check_numbers(stored.tensors, config, trusted=trusted)
-        empty = lazy_weights.empty_model(folder, stored, config, chosen)
-        lazy = empty is not None and has_description(empty[0])
-        if quantized:
-            model, read = lazy_weights.quantized_model(folder, stored, config, chosen)
-            lazy = has_description(model) and not lazy_weights.looks_at_positions(model)
-        elif empty is not None and (lazy or language_model(empty[0]) is not None):
+        made = lazy_weights.quantized_model if quantized else lazy_weights.empty_model
+        empty = made(folder, stored, config, chosen)
+        lazy = empty is not None and has_description(empty[0]) and not lazy_weights.looks_at_positions(empty[0])
+        if empty is not None and (quantized or lazy or language_model(empty[0]) is not None):
             model, read = empty
         elif auto_class(config) is not AutoModelForCausalLM:
             raise ValueError("this is a multimodal model, and its text part, which alone is read, is not found in it")

@@ -42,7 +42,7 @@ def settings_of_text(config: Any) -> Any:
     if config.model_type not in _BY_TEXT_PART:
         return config
     text = config.get_text_config()
-    for name in ("quantization_config", "eos_token_id"):  # these settings are outside of it
+    for name in ("quantization_config", "eos_token_id", "tie_word_embeddings"):  # these settings are outside of it
         if getattr(config, name, None) is not None:
             setattr(text, name, getattr(config, name))
     return text

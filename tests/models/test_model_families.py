@@ -45,6 +45,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         "SolarOpenForCausalLM",
         "does not know groups of 2 experts, which are too small for 3 of them",
     ),
+    "bloom_without_biases": (
+        lambda: hf.BloomConfig(
+            vocab_size=320, hidden_size=64, n_layer=2, n_head=4, pretraining_tp=2, slow_but_exact=True
+        ),
+        "BloomForCausalLM",
+        "does not know slow_but_exact",
+    ),
     "falcon_rw": (lambda: hf.FalconConfig(**FALCON, alibi=True), "FalconForCausalLM", "AttentionInterface"),
 }
 

@@ -59,6 +59,11 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
         text_config=DESCRIBED["gemma4_experts"]().to_dict(),
         vision_config={**TOWER, "head_dim": 16, "num_key_value_heads": 2},
     ),
+    "gemma4_untied": lambda: hf.Gemma4Config(  # as the wrapper says; its text part by itself would be tied
+        text_config=DESCRIBED["gemma4_text"]().to_dict() | {"tie_word_embeddings": True},
+        vision_config={**TOWER, "head_dim": 16, "num_key_value_heads": 2},
+        tie_word_embeddings=False,
+    ),
     "gemma4_unified": lambda: hf.Gemma4UnifiedConfig(
         text_config=LLAMA | {"head_dim": 18, "global_head_dim": 26, "sliding_window": WINDOW},
         vision_config={"mm_embed_dim": 32, "mm_posemb_size": 16, "num_positions": 64}
@@ -173,6 +178,17 @@ def test_it_gives_what_transformers_gives(kind: str, random_model: Callable[...,
     with torch.inference_mode():
         want = array(model(input_ids=torch.tensor([IDS])).logits[0])
     assert abs(found - want).max() <= 2e-5 * abs(want).max()
+
+
+def test_a_rotary_embedding_that_asks_for_the_length_of_its_input(random_model: Callable[..., Path]) -> None:
+    """Then weights are read before the comparison with the own forward, those of the towers neither."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    text = hf.LlamaConfig(**LLAMA, rope_parameters=rope)
+    config = hf.LlavaConfig(text_config=text, vision_config=hf.CLIPVisionConfig(**TOWER))
+    loaded = load_model(random_model(config), "x", "float32", "none")
+    assert {p.device.type for name, p in loaded.model.named_parameters()} == {"cpu"}
+    runner = prepare(loaded, None, CPU, batch_size=1, kv_memory=8 << 20).runners[0]
+    assert type(runner.decoder).__name__ == "CDecoder"
 
 
 @pytest.fixture(scope="module")
@@ -345,11 +361,12 @@ def test_adapters_of_a_wrapper_whose_text_part_runs(gemma3n: tuple[Path, np.ndar
 
 
 def test_what_a_wrapper_says_of_its_text() -> None:
-    """How its weights are quantized, and what ends a text."""
+    """How its weights are quantized, whether its output layer is the embedding, and what ends a text."""
     quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    config = hf.Gemma3nConfig(quantization_config=quantized, eos_token_id=[1, 106])
+    config = hf.Gemma3nConfig(quantization_config=quantized, eos_token_id=[1, 106], tie_word_embeddings=False)
     text = settings_of_text(config)
     assert (text.model_type, text.quantization_config, text.eos_token_id) == ("gemma3n_text", quantized, [1, 106])
+    assert not text.tie_word_embeddings
     assert settings_of_text(text) is text
     assert settings_of_text(hf.Gemma3nConfig()).eos_token_id == 1
     other = WRAPPERS["gemma3"]()
