@@ -332,6 +332,8 @@ class Description:
         transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
         if not is_torch(module, "Linear") and type(module).__name__ != "FalconLinear" and not transposed:
             raise UnknownError(f"linear layer {type(module).__name__}")
+        if not module.weight.numel():
+            raise UnknownError("a linear layer without inputs or outputs")
         bias = None if module.bias is None else self.array(module.bias)
         weight = self.weight(module.weight)
         if isinstance(weight, Quantized):

@@ -28,6 +28,10 @@ UNKNOWN: dict[str, tuple[Any, str]] = {
     "many experts": (hf.MixtralConfig(**LLAMA, num_local_experts=4097), "more than 4096 experts"),
     "small groups": (hf.SolarOpenConfig(**SOLAR, n_group=3), "groups of 2 experts, which are too small for 3 of them"),
     "no group": (hf.NemotronHConfig(**NEMOTRON_H, topk_group=0), "0 of 1 groups by 1 of 6 experts"),
+    "no shared experts": (
+        hf.AfmoeConfig(**{**ROUTED, "num_experts": 6, "num_shared_experts": 0}),
+        "a linear layer without inputs or outputs",
+    ),
     "activation": (hf.LlamaConfig(**LLAMA, hidden_act="quick_gelu"), "activation QuickGELUActivation"),
 }
 

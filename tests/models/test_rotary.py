@@ -43,7 +43,7 @@ def test_it_is_that_of_transformers() -> None:
 )
 def test_frequencies_are_rounded_where_transformers_rounds(settings: dict[str, Any], size: int) -> None:
     if "short_factor" in settings:
-        settings = settings | dict.fromkeys(("short_factor", "long_factor"), FACTORS[:size // 2])
+        settings = settings | dict.fromkeys(("short_factor", "long_factor"), FACTORS[: size // 2])
     module = LlamaRotaryEmbedding(LlamaConfig(head_dim=size, rope_parameters=ROPE | settings))
     found, own = rotary_of(module), module.inv_freq.numpy()
     assert found is not None
