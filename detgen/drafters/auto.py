@@ -144,12 +144,18 @@ class AutoDrafter(Drafter):
     def plan(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft] | DraftPlan:
         """See `Drafter.plan`; one that is only tried again drafts for one round."""
         chosen, best = self._choose(seqs, lengths)
-        if chosen.drafter not in self._models:
+        if not any(chosen.counts):
             return self._drafts(chosen, seqs)
-        found = self._models[chosen.drafter].plan(seqs, chosen.counts)
+        found = self._models.get(chosen.drafter, self._ngram).plan(seqs, chosen.counts)
         if isinstance(found, DraftPlan):
-            return found._replace(nothing=_NOTHING.drafter, rounds=None if best else 1)
+            wrote = found.wrote if found.runner else self._match
+            return found._replace(nothing=_NOTHING.drafter, wrote=wrote, rounds=None if best else 1)
         return [draft if draft.tokens else _NOTHING for draft in found]
+
+    def _match(self, seq: Drafting, draft: list[int]) -> None:
+        """Note the length of the match before a draft that a device has looked up."""
+        found, self._matched[seq.slot] = self._ngram.look_up(seq, len(draft))
+        assert found == draft, "the device looks up what the host does"
 
     def _choose(self, seqs: Sequence[Drafting], lengths: list[int]) -> tuple[Plan, bool]:
         """Return the plan to follow in the next round, and whether it is the best."""

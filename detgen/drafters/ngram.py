@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from detgen.drafters.protocol import Draft, Drafter, Drafting
+from detgen.drafters.protocol import Draft, Drafter, Drafting, DraftPlan
 from detgen.drafters.registry import Parts
 
 _LONGEST = 3  # length of the n-grams that are looked up; then come shorter ones
@@ -59,6 +59,7 @@ class NgramDrafter(Drafter):
     """Drafts from the sequence's own prompt and output, and from outputs of the same form."""
 
     name = "ngram"
+    plans = True
 
     def __init__(self) -> None:
         self._indexes: WeakKeyDictionary[Drafting, _Index] = WeakKeyDictionary()
@@ -67,6 +68,12 @@ class NgramDrafter(Drafter):
     def draft(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft]:
         """Draft at most lengths[i] tokens for seqs[i]; none if its last token has not occurred before."""
         return [Draft(self.look_up(seq, n)[0], self.name) for seq, n in zip(seqs, lengths, strict=True)]
+
+    def plan(self, seqs: Sequence[Drafting], lengths: list[int]) -> list[Draft] | DraftPlan:
+        """See `Drafter.plan`; a device looks up as `look_up` does."""
+        if not any(lengths):
+            return self.draft(seqs, lengths)
+        return DraftPlan(self.name, self.name, lengths, lambda seq, draft: None)
 
     def look_up(self, seq: Drafting, length: int) -> tuple[list[int], int]:
         """Return at most `length` tokens, and the length of the match before them, up to MOST_MATCHED."""

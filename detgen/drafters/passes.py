@@ -97,7 +97,7 @@ class PassDrafter(Drafter):
         if rounding is None or rounding.outputs != self._vocabulary or not 0 < rows <= MOST_ROWS:
             return self.draft(seqs, lengths)
         return DraftPlan(
-            *(self.name, self.name, self.runner, counts, reads, self.again, self._context), wrote=self._drafted
+            *(self.name, self.name, counts, self._drafted), *(self.runner, reads, self.again, self._context)
         )
 
     def _drafted(self, seq: Drafting, draft: list[int]) -> None:

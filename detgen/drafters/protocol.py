@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -70,23 +71,23 @@ class DraftPlan(NamedTuple):
     Attributes:
         drafter: the name of the drafter.
         nothing: the name of the drafter of empty drafts.
-        runner: runs the passes that draft.
         counts: most tokens that each sequence drafts in a round.
+        wrote: called with a sequence and its draft, before what a round committed of it is appended.
+        runner: runs the passes that draft; None if there are none, since drafts are looked up as `NgramDrafter` does.
         reads: what the model reads first, of each sequence that drafts.
         again: how many of its last tokens it reads of each in later rounds.
         context: most positions of a sequence in these passes.
         rounds: most rounds to draft so; None for any number.
-        wrote: called with a sequence and its draft, before what a round committed of it is appended.
     """
 
     drafter: str
     nothing: str
-    runner: ModelRunner
     counts: list[int]
-    reads: list[Window]
-    again: int
-    context: int
     wrote: Callable[[Drafting, list[int]], None]
+    runner: ModelRunner | None = None
+    reads: Sequence[Window] = ()
+    again: int = 1
+    context: int = sys.maxsize
     rounds: int | None = None
 
 

@@ -207,7 +207,7 @@ class Decoding:
             return None if committing.plain(windows) else committing.choices(WantedRows.of(windows), goes_on=True)
 
         asked = rounds_ahead(self._scheduler, windows, ahead, choices)
-        found = run_rounds(self._target, plan.runner, asked)
+        found = run_rounds(self._target, plan.runner or self._target, asked)
         names = committing.log.drafter(plan.drafter), committing.log.drafter(plan.nothing)
         return results(self._scheduler, asked, plan, found, names)
 

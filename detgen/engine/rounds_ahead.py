@@ -72,8 +72,12 @@ def rounds_ahead(
         ending[i, : len(tokens)] = sorted(tokens)
     reach = np.minimum(np.minimum(limit - 1, room), plan.context)
     limits = Limits(counts, reach, room, limit, live.prompt[slots] + live.least[slots], ending)
-    prompts, reads = live.prompt[windows.slots], Windows.of(plan.reads)
-    return Rounds(most, windows, prompts, chunks, limits, reads, plan.again, choices(windows))
+    prompts, reads, texts = live.prompt[windows.slots], Windows.of(plan.reads), None
+    if plan.runner is None:
+        texts = [
+            live[slot].tokens if count else [] for slot, count in zip(slots.tolist(), counts.tolist(), strict=True)
+        ]
+    return Rounds(most, windows, prompts, chunks, limits, choices(windows), reads, plan.again, texts)
 
 
 def results(

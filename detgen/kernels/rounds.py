@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -46,10 +47,12 @@ class Rounds(NamedTuple):
         prompts: int64 [sequences], tokens of each prompt.
         chunks: what is read of prompts in each round, beside the drafts.
         limits: how far those that decode go.
-        reads: what the drafting model reads first, of the sequences that draft, in their order; each wants one row.
-        again: number of each sequence's last tokens that it reads in later rounds.
         choices: how the next token of each is chosen; later ones are chosen in the same way, at their positions. None
             if all take their largest logit.
+        reads: what the drafting model reads first, of the sequences that draft, in their order; each wants one row.
+        again: number of each sequence's last tokens that it reads in later rounds.
+        texts: instead of a model, what drafts are looked up in: prompt and completion of each sequence that decodes,
+            which may be empty for one that does not draft. None where a model drafts.
     """
 
     turns: int
@@ -57,9 +60,10 @@ class Rounds(NamedTuple):
     prompts: np.ndarray
     chunks: Sequence[Sequence[Window]]
     limits: Limits
+    choices: Choices | None
     reads: Windows
     again: int
-    choices: Choices | None
+    texts: Sequence[Sequence[int]] | None = None
 
     @property
     def longest(self) -> int:
@@ -108,18 +112,16 @@ class Passes(NamedTuple):
     """The passes of a call.
 
     Attributes:
-        first: what the drafting model reads in the first round.
-        drafting: the passes that draft, step by step; the first step's is for the rounds after the first.
+        drafting: the passes of a model that draft, round by round, step by step. The very first has all its tokens.
         verifying: the passes that verify, round by round.
     """
 
-    first: Pass
-    drafting: list[Pass]
+    drafting: list[list[Pass]]
     verifying: list[list[Pass]]
 
 
 class Rounding(Protocol):
-    """Runs rounds in one call, with a model that drafts on the same device.
+    """Runs rounds in one call, whose drafts are a model's on the same device, or looked up there.
 
     Attributes:
         outputs: entries of a row of logits.
@@ -131,8 +133,47 @@ class Rounding(Protocol):
         """Run all rounds; the host waits once.
 
         Args:
-            drafting: runs the passes that draft, of the same back end.
+            drafting: runs the passes that draft, of the same back end; any if there are none.
             asked: the rounds.
             passes: their passes.
         """
         ...
+
+
+def told(asked: Rounds, passes: Passes, sheets: np.ndarray, scores: Scores, broken: np.ndarray) -> list[Round]:
+    """Return what rounds gave.
+
+    Args:
+        asked: the rounds.
+        passes: their passes.
+        sheets: int64 [rounds, sequences, columns], as they were before the verifying passes of each round: the length
+            of a sequence, whether it goes on, how many tokens are drafted, its last token but one, its last one, the
+            drafted ones.
+        scores: of all rows of these passes that are wanted, pass by pass.
+        broken: bool [rows], of all their rows.
+    """
+    found, row, wanted = [], 0, 0
+    for sheet, ones in zip(sheets, passes.verifying, strict=True):
+        counts = np.where(sheet[:, 1] > 0, 1 + sheet[:, 2], 0)
+        which = np.flatnonzero(counts)
+        own, slots = counts[which], asked.windows.slots[which]
+        tokens, rows, of = (list[np.ndarray]() for _ in range(3))
+        others, rows_of_others, of_others = list[Windows](), list[np.ndarray](), list[np.ndarray]()
+        for one in ones:
+            windows, count = one.batch.windows, len(one.which)
+            lengths = windows.lengths[:count]
+            owner, placed = np.repeat(one.which, lengths), int(lengths.sum())
+            depth = np.arange(placed) - np.repeat(lengths.cumsum() - lengths, lengths)
+            there = np.flatnonzero(depth < counts[owner])
+            tokens.append(sheet[owner[there], 4 + depth[there]])
+            rows.append(row + there)
+            of.append(wanted + there)
+            others.append(windows.part(count, len(windows)))
+            rows_of_others.append(np.arange(row + placed, row + len(windows.tokens)))
+            of_others.append(np.arange(wanted + placed, wanted + one.batch.count))
+            row, wanted = row + len(windows.tokens), wanted + one.batch.count
+        mine = Windows(slots, sheet[which, 0] - 1, own, own, np.concatenate(tokens), own - 1)
+        flags = broken[np.concatenate(rows + rows_of_others)]
+        every = scores.only(np.concatenate(of + of_others))
+        found.append(Round(reduce(Windows.joined, others, mine), which, every, np.flatnonzero(flags).tolist()))
+    return found

@@ -17,15 +17,15 @@ def run_rounds(target: ModelRunner, drafting: ModelRunner, asked: Rounds) -> lis
 
     Args:
         target: runs the passes that verify; its `rounding` is not None.
-        drafting: runs the passes that draft, in the same pages or over the same cache.
+        drafting: runs the passes that draft, in the same pages or over the same cache; any if there are none.
         asked: the rounds. The pages of each slot must reach to its `room`.
     """
     rounding = target.rounding
     assert rounding is not None, "asked before"
     started, passes = time.perf_counter(), _passes(target, drafting, asked)
     found = rounding.rounds(drafting.decoder.rounding, asked, passes)
-    drafted = [passes.first, *(asked.turns - 1) * passes.drafting[:1], *asked.turns * passes.drafting[1:]]
-    ran = [(drafting, one) for one in drafted] + [(target, one) for ones in passes.verifying for one in ones]
+    runs = (drafting, passes.drafting), (target, passes.verifying)
+    ran = [(runner, one) for runner, turns in runs for ones in turns for one in ones]
     times = np.array([_seconds(runner, target, one.batch) for runner, one in ran])
     times *= (time.perf_counter() - started) / times.sum()
     for (runner, one), seconds in zip(ran, times.tolist(), strict=True):
@@ -49,14 +49,15 @@ def _passes(target: ModelRunner, drafting: ModelRunner, asked: Rounds) -> Passes
         tokens = np.zeros(int(rows.sum()), np.int64)
         return Windows(own.slots[which], own.starts[which] - before, rows, logits, tokens, logits - 1)
 
-    which, steps, none = drafted.nonzero()[0], list[Pass](), np.zeros(0, np.int64)
-    first = Pass(drafting.pack(asked.reads), which, none, 1, 0)
-    for step in range(int(drafted.max())):
-        there = which[drafted[which] > step]
-        ones = np.ones(len(there), np.int64)
-        again = 1 if step else asked.again
-        batch = drafting.pack(windows(there, again - 1, again * ones, ones))
-        steps.append(Pass(batch, there, none, 2 - again + step, step))
+    which, first, steps, none = drafted.nonzero()[0], list[Pass](), list[Pass](), np.zeros(0, np.int64)
+    if asked.texts is None:
+        first = [Pass(drafting.pack(asked.reads), which, none, 1, 0)]
+        for step in range(int(drafted.max())):
+            there = which[drafted[which] > step]
+            ones = np.ones(len(there), np.int64)
+            again = 1 if step else asked.again
+            batch = drafting.pack(windows(there, again - 1, again * ones, ones))
+            steps.append(Pass(batch, there, none, 2 - again + step, step))
     every, indexes = np.arange(len(drafted)), {slot: i for i, slot in enumerate(own.slots.tolist())}
     placed = windows(every, 0, 1 + drafted, 1 + drafted)
 
@@ -70,4 +71,5 @@ def _passes(target: ModelRunner, drafting: ModelRunner, asked: Rounds) -> Passes
 
     alike = list(verifying(()))
     chunks = [*asked.chunks, *[()] * (asked.turns - len(asked.chunks))]
-    return Passes(first, steps, [list(verifying(of)) if of else alike for of in chunks])
+    later = [steps] * (asked.turns - 1)
+    return Passes([first + steps[1:], *later], [list(verifying(of)) if of else alike for of in chunks])

@@ -16,7 +16,7 @@ import detgen.drafters.auto
 from detgen.drafters.auto import _SHARE, AutoDrafter, Rate, best_counts
 from detgen.drafters.model import ModelDrafter
 from detgen.drafters.ngram import NgramDrafter
-from detgen.drafters.protocol import Draft
+from detgen.drafters.protocol import Draft, DraftPlan
 from detgen.drafters.registry import Parts
 from detgen.kernels.pass_cost import PassCost
 
@@ -398,6 +398,24 @@ def test_the_length_that_the_user_wants(predictable: Any, draftable: Callable[..
         found, nothing = auto.draft([draftable(0, [1, 2, 3, 1, 2]), draftable(1, [7, 8, 9])], [length] * 2)
         assert found == Draft([3, 1, 2, 3, 1, 2][:length], "ngram")
         assert nothing == Draft([], "none")
+
+
+def test_a_device_looks_up(predictable: Any, draftable: Callable[..., Any]) -> None:
+    """In rounds of one call; what it drafts is learned from as if it had been looked up here."""
+    auto, seq = make(predictable, line(0.05, 0.0), None, draft_tokens=3), draftable(0, [1, 2, 3, 1, 2])
+    plan = auto.plan([seq, draftable(1, [7, 8, 9])], [3, 3])
+    assert isinstance(plan, DraftPlan)
+    assert (plan.drafter, plan.nothing, plan.runner, plan.rounds) == ("ngram", "none", None, None)
+    assert plan.counts == [3, 0]
+    plan.wrote(seq, [3, 1, 2])
+    before = [rate.mean for rate in auto._by_match]
+    auto.learn(seq, "ngram", 1, 2)
+    after = [rate.mean for rate in auto._by_match]
+    assert [a > b for a, b in zip(after, before, strict=True)].index(True) == 2
+    assert [a < b for a, b in zip(after, before, strict=True)].index(True) == 3
+    with pytest.raises(AssertionError, match="looks up what the host does"):
+        plan.wrote(seq, [3, 1, 1])
+    assert auto.plan([draftable(1, [7, 8, 9])], [3]) == [Draft([], "none")]
 
 
 def test_no_window_is_longer_than_a_pass(predictable: Any, draftable: Callable[..., Any]) -> None:

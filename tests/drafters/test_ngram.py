@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detgen.drafters.ngram import MOST_MATCHED, NgramDrafter
+from detgen.drafters.protocol import Draft, DraftPlan
 
 
 def naive(tokens: list[int], length: int) -> list[int]:
@@ -56,6 +57,15 @@ def test_length_of_the_match(draftable: Callable[..., Any], tokens: list[int]) -
         while whole < min(at, MOST_MATCHED) and tokens[at - 1 - whole] == tokens[-1 - whole]:
             whole += 1
         assert matched == whole
+
+
+def test_a_device_looks_up_what_may_be_drafted(draftable: Callable[..., Any]) -> None:
+    """Whatever is found now: there may be more after the next token. Where nothing may be drafted, nobody looks."""
+    seqs = [draftable(0, [1, 2, 3]), draftable(1, [1, 1])]
+    plan = NgramDrafter().plan(seqs, [2, 0])
+    assert isinstance(plan, DraftPlan)
+    assert (plan.drafter, plan.nothing, plan.counts, plan.runner) == ("ngram", "ngram", [2, 0], None)
+    assert NgramDrafter().plan(seqs, [0, 0]) == [Draft([], "ngram")] * 2
 
 
 def test_sequences_do_not_meet(draftable: Callable[..., Any]) -> None:

@@ -94,7 +94,7 @@ def drawn(draw: random.Random) -> list[Request]:
 @given(
     seed=st.integers(0, 2**32),
     batch=st.sampled_from([3, 1, 8]),
-    drafter=st.sampled_from(["model", "self", "auto"]),
+    drafter=st.sampled_from(["model", "self", "auto", "ngram"]),
     draft_tokens=st.sampled_from([1, 3, 4, 9]),
     cache=st.booleans(),
     tight=st.booleans(),
@@ -124,7 +124,7 @@ def test_all_that_is_said_stays(
     one_by_one, at_once = (base.with_settings(draft_tokens=draft_tokens, **settings) for _ in range(2))
     # `self` drafts while nobody reads, so its log is the same if all prompts are read in one pass.
     one_pass = batch >= len(requests) and not (narrow or cache) and sum(len(r.token_ids or ()) for r in requests) < 512
-    rounds = not tight and (drafter == "model" or (drafter == "self" and one_pass))
+    rounds = not tight and (drafter in ("model", "ngram") or (drafter == "self" and one_pass))
     with (
         pytest.MonkeyPatch.context() as patch,
         nullcontext() if broken is None else base.canonical.decoder.breaking(broken),
@@ -140,9 +140,9 @@ def test_all_that_is_said_stays(
     event(f"preempted: {stats.preemptions > 0}")
 
 
-@pytest.mark.parametrize("drafter", usual(["model"], ["self"]))
-def test_the_host_waits_once_for_several_rounds(engines: Callable[..., Engine], drafter: str) -> None:
-    """It waited for each draft, and then for its verdict."""
+@pytest.mark.parametrize(("drafter", "waited"), usual([("model", 1.8), ("ngram", 0.9)], [("self", 1.8)]))
+def test_the_host_waits_once_for_several_rounds(engines: Callable[..., Engine], drafter: str, waited: float) -> None:
+    """It waited for each draft of a model, and then for its verdict."""
     settings: dict[str, Any] = {"drafter": drafter, "draft_tokens": 3, "prefix_cache": False}
     engine = engines(drafter="model", batch_size=4).with_settings(**settings)
     params = [SamplingParams(max_tokens=80, ignore_eos=True, temperature=i * 0.7) for i in range(2)]
@@ -154,14 +154,40 @@ def test_the_host_waits_once_for_several_rounds(engines: Callable[..., Engine], 
     with foreseeing(engine) as waits, pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoding.Policy, "rounds", lambda *_: 0)
         assert [c.token_ids for c in engine.generate(requests)] == [c.token_ids for c in done]
-    assert len(waits) > 1.8 * rounds
+    assert len(waits) > waited * rounds
 
 
-def test_prompts_are_read_beside_drafts(engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "how", [{}, {"temperature": 0.6}, {"frequency_penalty": 0.2, "repetition_penalty": 1.1}, {"logprobs": 2, "n": 2}]
+)
+def test_what_is_looked_up_stays(
+    engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    """In texts that repeat themselves, while others read prompts: outputs, entries and all verdicts; few fetches."""
+    for module in (model_runner, runner_rounds, scheduler):
+        monkeypatch.setattr(module, "MOST_ROWS", 32)
+    settings: dict[str, Any] = {"drafter": "ngram", "draft_tokens": 3, "prefix_cache": False, "batch_size": 6}
+    engine = engines(drafter="model", batch_size=4).with_settings(**settings)
+    params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, "seed": 5, **how})
+    requests = [Request(i, i, token_ids=tuple(TOKENS[:n]), params=params) for i, n in enumerate((40, 70, 300))]
+    wanted, stats = run(engine, requests, rounds=True)
+    passes = stats.target_passes
+    with foreseeing(engine) as waits:
+        found, _ = run(engine, requests, rounds=True)
+    assert found == wanted
+    logs = [log for (*_, log), _ in found.values()]
+    assert {"accepted", "corrected", "bonus"} <= {r.status for log in logs for r in log}
+    assert len(waits) < 0.5 * passes
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_prompts_are_read_beside_drafts(
+    engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
     """In calls of several rounds, until somebody has read its prompt; it goes on in the next call."""
     for module in (model_runner, runner_rounds, scheduler):
         monkeypatch.setattr(module, "MOST_ROWS", 32)
-    settings: dict[str, Any] = {"drafter": "model", "draft_tokens": 3, "prefix_cache": False, "batch_size": 2}
+    settings: dict[str, Any] = {"drafter": drafter, "draft_tokens": 3, "prefix_cache": False, "batch_size": 2}
     engine = engines(drafter="model", batch_size=4).with_settings(**settings)
     asked: list[list[int]] = []
     run_rounds = decoding.run_rounds
@@ -207,7 +233,7 @@ def test_how_many_rounds() -> None:
     live, counts = loop.live, np.array([3, 3, 0])
     slots, ones = live.decoding(), np.ones(3, np.int64)
     windows = Windows(slots, live.length[slots] - 1, ones, ones, live.last[slots])
-    plan = DraftPlan("model", "model", None, [3, 3], [], 2, 40, lambda *_: None)  # type: ignore[arg-type]
+    plan = DraftPlan("ngram", "ngram", [3, 3], lambda *_: None, context=40)
 
     def asked(plan: DraftPlan, most: int = 4) -> Any:
         return rounds_ahead(loop.scheduler, windows, Ahead(plan, counts, most), lambda _: None)

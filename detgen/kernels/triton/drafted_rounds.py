@@ -5,14 +5,14 @@ it is in any pass, so what rounds give has the bits of rounds that the host sees
 
 A sheet holds a row for each sequence. The tokens of a row are the last two and the draft behind them; the one in column
 c stands at position length - 2 + c. Before a pass, `_place` fills in its rows from the sheet; after it, `_note` adds
-what was drafted, or `_judge` moves the sequence on. Rows that a window does not need this time belong to no piece, and
-write to the scratch page.
+what was drafted, or `_judge` moves the sequence on. Where no model drafts, `_look_up` does, by the rule of
+`drafters.ngram.NgramDrafter` for a text without a form. Rows that a window does not need this time belong to no piece,
+and write to the scratch page.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,19 +20,21 @@ import torch
 import triton
 import triton.language as tl
 
-from detgen.kernels.input_batch import Windows
-from detgen.kernels.logprobs import Scores
-from detgen.kernels.rounds import Limits, Pass, Passes, Round, Rounds
+from detgen.kernels.rounds import Limits, Pass, Rounds
 from detgen.kernels.triton.growing_lists import DraftedLists, GrowingLists
-from detgen.kernels.triton.launching import OPTIONS, above, sent
+from detgen.kernels.triton.launching import OPTIONS, above, sent, sent_together
 from detgen.kernels.triton.row_reading import Lists
 from detgen.program.operands import PAGE
 from detgen.program.rows import Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from detgen.kernels.sampling import Choices
 
 _PAGE = tl.constexpr(PAGE)
+_MANY = 1024  # positions of a text that are looked at together
+_MOST = tl.constexpr(1 << 32)  # positions of a text
 # Columns of a sheet, and of the limits of its sequences.
 LENGTH: tl.constexpr = tl.constexpr(0)
 ALIVE: tl.constexpr = tl.constexpr(1)
@@ -104,6 +106,36 @@ def _note(packed, stride, sheet, width, limits, bounds, layout, step):
             tl.store(of + COUNT, step + (token >= 0).to(tl.int64))
 
 
+@triton.jit(do_not_specialize=("width",))
+def _look_up(texts, begins, sheet, before, width, ROWS: tl.constexpr, MANY: tl.constexpr):
+    sequence, at = tl.program_id(0), tl.arange(0, ROWS)
+    text, of = texts + tl.load(begins + sequence), sheet + sequence * width
+    if (tl.load(of + ALIVE) > 0) & (tl.load(of + COUNT) > 0):
+        length, count = tl.load(of + LENGTH), tl.load(of + COUNT)
+        # Since then, a part of the draft has been committed, and the last token.
+        new = tl.load(before + sequence * width + LENGTH) + at
+        token = tl.load(of + TOKENS + 2 + at, mask=new < length - 1, other=0)
+        token = tl.where(new < length - 1, token, tl.load(of + TOKENS + 1))
+        tl.store(text + new, token, mask=new < length)
+        tl.debug_barrier()  # what was added can be read
+        last = tl.load(text + length - 1)
+        second = tl.load(text + tl.maximum(length - 2, 0))  # of fewer tokens, compared with none
+        third = tl.load(text + tl.maximum(length - 3, 0))
+        best = tl.zeros((MANY,), tl.int64)
+        for start in range(1, length, MANY):
+            after = (start + tl.arange(0, MANY)).to(tl.int64)
+            one = tl.load(text + after - 1, mask=after < length, other=-2) == last
+            two = one & (tl.load(text + after - 2, mask=(after > 1) & (after < length), other=-2) == second)
+            three = two & (tl.load(text + after - 3, mask=(after > 2) & (after < length), other=-2) == third)
+            matched = one.to(tl.int64) + two.to(tl.int64) + three.to(tl.int64)
+            best = tl.maximum(best, tl.where(one, matched * _MOST + after, 0))
+        found = tl.max(best, 0)  # of the longest match, the latest
+        begin, count = found % _MOST, tl.where(found > 0, count, 0)
+        token = tl.load(text + begin + at % (length - begin), mask=at < count, other=0)
+        tl.store(of + TOKENS + 2 + at, token, mask=at < count)
+        tl.store(of + COUNT, count)
+
+
 @triton.jit(do_not_specialize=("width", "bounds"))
 def _judge(packed, stride, broken, sheet, width, limits, bounds, layout, ROWS: tl.constexpr):
     window, at = tl.program_id(0), tl.arange(0, ROWS)
@@ -151,7 +183,9 @@ class Sheet:
         known[:, 0], known[:count, 1], known[:, 4] = windows.starts + 1, 1, windows.tokens
         known[:count, 2] = _counts(limits, known[:count, 0])
         bounds = np.column_stack([*limits[:-1], limits.ending])
-        self.known, self._limits = (sent(torch.from_numpy(x), device) for x in (known, bounds))
+        texts = () if asked.texts is None else _texts(asked.texts, (asked.turns - 1) * (1 + limits.drafted))
+        self.known, self._limits, *self._texts = sent_together((known, bounds, *texts), device)
+        self._before = self.known
         self._device, self._asked, self._rows = device, asked, above(1 + most, 2)
         self._layouts: dict[Pass, torch.Tensor] = {}
         self._positions: dict[Pass, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -166,6 +200,13 @@ class Sheet:
         """Return a copy of `known`, from which `judge` tells what it has committed."""
         self._before = self.known.clone()
         return self._before
+
+    def look_up(self) -> None:
+        """Draft what followed the last tokens of each sequence where its own text had them before."""
+        texts, begins = self._texts
+        _look_up[(len(begins),)](
+            *(texts, begins, self.known, self._before, self.known.shape[1], self._rows, _MANY), **OPTIONS
+        )
 
     def place(self, one: Pass, rows: Rows, scratch: int, most: int) -> None:
         """Fill in the rows of a pass, whose pieces have at most `most` tokens."""
@@ -229,44 +270,17 @@ class Sheet:
             self._lists.stand(one, one.which, lengths.cumsum() - lengths, self.known, self._before, packed)
 
 
+def _texts(texts: Sequence[Sequence[int]], more: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts one after the other, int64, with room for `more` tokens, int64 [texts], and where each begins."""
+    lengths = np.array(list(map(len, texts)), np.int64)
+    ends = (lengths + more).cumsum()
+    found, begins = np.zeros(int(ends[-1]), np.int64), ends - lengths - more
+    for text, begin in zip(texts, begins.tolist(), strict=True):
+        found[begin : begin + len(text)] = text
+    return found, begins
+
+
 def _counts(limits: Limits, lengths: np.ndarray) -> np.ndarray:
     """Return how many tokens sequences of these lengths draft."""
     found: np.ndarray = np.clip(limits.reach - lengths, 0, limits.drafted)
-    return found
-
-
-def told(asked: Rounds, passes: Passes, sheets: np.ndarray, scores: Scores, broken: np.ndarray) -> list[Round]:
-    """Return what rounds gave.
-
-    Args:
-        asked: the rounds.
-        passes: their passes.
-        sheets: int64 [rounds, sequences, columns], as they were before the verifying passes of each round.
-        scores: of all rows of these passes that are wanted, pass by pass.
-        broken: bool [rows], of all their rows.
-    """
-    found, row, wanted = [], 0, 0
-    for sheet, ones in zip(sheets, passes.verifying, strict=True):
-        counts = np.where(sheet[:, 1] > 0, 1 + sheet[:, 2], 0)
-        which = np.flatnonzero(counts)
-        own, slots = counts[which], asked.windows.slots[which]
-        tokens, rows, of = (list[np.ndarray]() for _ in range(3))
-        others, rows_of_others, of_others = list[Windows](), list[np.ndarray](), list[np.ndarray]()
-        for one in ones:
-            windows, count = one.batch.windows, len(one.which)
-            lengths = windows.lengths[:count]
-            owner, placed = np.repeat(one.which, lengths), int(lengths.sum())
-            depth = np.arange(placed) - np.repeat(lengths.cumsum() - lengths, lengths)
-            there = np.flatnonzero(depth < counts[owner])
-            tokens.append(sheet[owner[there], 4 + depth[there]])
-            rows.append(row + there)
-            of.append(wanted + there)
-            others.append(windows.part(count, len(windows)))
-            rows_of_others.append(np.arange(row + placed, row + len(windows.tokens)))
-            of_others.append(np.arange(wanted + placed, wanted + one.batch.count))
-            row, wanted = row + len(windows.tokens), wanted + one.batch.count
-        mine = Windows(slots, sheet[which, 0] - 1, own, own, np.concatenate(tokens), own - 1)
-        flags = broken[np.concatenate(rows + rows_of_others)]
-        every = scores.only(np.concatenate(of + of_others))
-        found.append(Round(reduce(Windows.joined, others, mine), which, every, np.flatnonzero(flags).tolist()))
     return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 
+import numpy as np
 import torch
 import triton
 from triton import knobs
@@ -59,6 +61,13 @@ def sent(host: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     to = torch.empty(host.shape, dtype=host.dtype, device=device)
     send(host, to)
     return to
+
+
+def sent_together(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[torch.Tensor]:
+    """Return int64 arrays on a device, copied at once as by `send`; each is aligned, for which kernels are compiled."""
+    parts = [np.append(x, np.zeros(x.size % 2, np.int64)) for x in arrays]
+    whole = sent(torch.from_numpy(np.concatenate(parts)), device).split([*map(len, parts)])
+    return [part[: x.size].view(x.shape) for part, x in zip(whole, arrays, strict=True)]
 
 
 def fetched(x: torch.Tensor) -> torch.Tensor:

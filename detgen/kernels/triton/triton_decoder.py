@@ -20,9 +20,9 @@ from detgen.kernels.exchange import Exchange
 from detgen.kernels.input_batch import Ends, InputBatch
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.program_decoder import FewerBits, ProgramDecoder, Programs
-from detgen.kernels.rounds import Pass, Passes, Round, Rounds
+from detgen.kernels.rounds import Pass, Passes, Round, Rounds, told
 from detgen.kernels.sampling import Choices
-from detgen.kernels.triton.drafted_rounds import Sheet, told
+from detgen.kernels.triton.drafted_rounds import Sheet
 from detgen.kernels.triton.growing_lists import GrowingLists
 from detgen.kernels.triton.launching import fetched, on, sent, versions
 from detgen.kernels.triton.replaying import Replaying
@@ -205,13 +205,16 @@ class TritonDecoder(ProgramDecoder):
         sheets, found, flags = [], [], []
         most = 0 if asked.choices is None else asked.choices.most
         with on(self._device):
-            for turn in range(asked.turns):
-                for one in (passes.drafting[0] if turn else passes.first, *passes.drafting[1:]):
-                    buffers = drafting._placed(one, None if one is passes.first else sheet, asked.longest)
+            for turn, (drafts, verifies) in enumerate(zip(passes.drafting, passes.verifying, strict=True)):
+                if asked.texts is not None:
+                    sheet.look_up()
+                for one in drafts:
+                    placed = sheet if turn or one.step else None
+                    buffers = drafting._placed(one, placed, asked.longest)
                     how, lists, positions = sheet.choices(one)
                     sheet.note(one, choose_by(buffers.results[: one.batch.count], how, 0, lists, positions))
                 sheets.append(sheet.copy())
-                for one in passes.verifying[turn]:
+                for one in verifies:
                     buffers = self._placed(one, sheet, asked.longest)
                     flags.append(buffers.broken[: len(one.batch.ids)].clone())
                     if one.batch.count:

@@ -250,6 +250,7 @@ KERNELS: dict[str, tuple[Any, list[str], list[Any]]] = {
     ),
     "rounds: place": (drafted_rounds._place, [*[LONG] * 6, "i32", LONG, *["i32"] * 6], [16]),
     "rounds: note": (drafted_rounds._note, [INT, "i32", LONG, "i32", LONG, "i32", LONG, "i32"], []),
+    "rounds: look up": (drafted_rounds._look_up, [*[LONG] * 4, "i32"], [16, drafted_rounds._MANY]),
     "rounds: judge": (drafted_rounds._judge, [INT, "i32", BYTE, LONG, "i32", LONG, "i32", LONG], [16]),
     "likely: sections": (
         likely_tokens._of_sections,

@@ -18,6 +18,7 @@ from helpers.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from detgen.drafters.ngram import NgramDrafter
 from detgen.engine.verification import judge
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.input_batch import Window, Windows, pack
@@ -31,7 +32,7 @@ SHARING = 2  # tokens of a piece
 
 def rounds_of(random: np.random.Generator, count: int) -> Rounds:
     """Of sequences of any length, that end anywhere."""
-    length = random.integers(2, 3 * BLOCK, count)
+    length = random.integers(1, 3 * BLOCK, count)
     drafted = random.integers(0, 5, count)
     room = length + random.integers(0, 9, count)
     end = length + random.integers(1, 9, count)
@@ -40,7 +41,7 @@ def rounds_of(random: np.random.Generator, count: int) -> Rounds:
     limits = Limits(drafted, reach, room, end, length + random.integers(-3, 3, count), ending)
     ones, slots = np.ones(count, np.int64), random.permutation(count)
     windows = Windows(slots, length - 1, ones, ones, random.integers(0, VOCABULARY, count))
-    return Rounds(2, windows, length // 2, [], limits, windows, 1, None)
+    return Rounds(2, windows, length // 2, [], limits, None, windows, 1)
 
 
 def verifying(asked: Rounds, tables: np.ndarray, *, reads: bool) -> Pass:
@@ -156,6 +157,54 @@ def test_the_device_does_what_the_host_would(device: str, seed: int) -> None:
     assert list(faults(drafted_rounds, device, seed)) == []
 
 
+class Text:
+    """A sequence without a form, as look-up sees it."""
+
+    structure = None
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+
+def faults_of_drafts(module: Any, device: str, seed: int) -> Iterator[str]:
+    """What of four rounds is not what the host would look up."""
+    random = np.random.default_rng(seed)
+    asked, vocabulary = rounds_of(random, int(random.integers(1, 5))), int(random.choice([2, 4, 30, 300]))
+    limits, length = asked.limits, asked.windows.starts + 1
+    texts = [Text(random.integers(0, vocabulary, n).tolist()) for n in length.tolist()]
+    asked = asked._replace(turns=4, texts=[text.tokens for text in texts])
+    asked.windows.tokens[:] = [text.tokens[-1] for text in texts]
+    limits.end[:], limits.reach[:], limits.room[:] = (x + random.integers(0, 20) for x in (limits.end, length, length))
+    one = verifying(asked, random.permutation(len(length) * 4).reshape(-1, 4), reads=False)
+    firsts = np.cumsum(1 + limits.drafted) - (1 + limits.drafted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MANY", 64)
+        sheet, drafter = module.Sheet(asked, torch.device(device)), NgramDrafter()
+        for _ in range(asked.turns):
+            most = sheet.known[:, 2].tolist()
+            sheet.look_up()
+            known = sheet.copy().cpu().numpy()
+            drafts = [row[5 : 5 + row[2]].tolist() for row in known]
+            for text, draft, row, n in zip(texts, drafts, known, most, strict=True):
+                if row[1] and draft != drafter.look_up(text, n)[0]:  # type: ignore[arg-type]
+                    yield "drafts are those of the host"
+            chosen = random.integers(0, vocabulary, len(one.batch.ids))
+            for first, draft in zip(firsts.tolist(), drafts, strict=True):
+                right = int(random.integers(0, len(draft) + 1))
+                chosen[first : first + right] = draft[:right]
+            sheet.judge(one, packed_of(chosen, device), torch.zeros(len(chosen), dtype=torch.int8, device=device))
+            ends = sheet.known[:, 0].tolist()
+            for text, first, end in zip(texts, firsts.tolist(), ends, strict=True):
+                text.tokens += chosen[first : first + end - len(text.tokens)].tolist()
+
+
+@examples(80)
+@given(seed=st.integers(0, 2**32))
+def test_the_device_looks_up_what_the_host_would(device: str, seed: int) -> None:
+    """In texts of few tokens or many, which grow by drafts that are accepted or not."""
+    assert list(faults_of_drafts(drafted_rounds, device, seed)) == []
+
+
 BROKEN = {
     "a draft is accepted": ("(chosen == draft)", "(chosen != draft)", "verdict"),
     "one more is accepted": ("last = tl.minimum(accepted, end)", "last = tl.minimum(accepted + 1, end)", "verdict"),
@@ -169,6 +218,11 @@ BROKEN = {
     "rows are one too far": ("tl.load(of + LENGTH) - 2 + column, ", "tl.load(of + LENGTH) - 1 + column, ", "rows"),
     "pieces are one too long": ("tl.maximum(there - cut, 0)", "tl.maximum(there + 1 - cut, 0)", "pieces"),
     "nothing goes to the scratch page": ("position % _PAGE, scratch)", "position % _PAGE, 0)", "scratch"),
+    "two tokens are looked up": (" + three.to(tl.int64)", "", "those of the host"),
+    "the earliest match is taken": ("matched * _MOST + after", "matched * _MOST + length - after", "those of the host"),
+    "a draft ends with the text": ("at % (length - begin)", "at", "those of the host"),
+    "what was committed is not read": ("mask=new < length)", "mask=new < 0)", "those of the host"),
+    "the last one committed is not read": ("mask=new < length)", "mask=new < length - 1)", "those of the host"),
 }
 
 
@@ -176,4 +230,5 @@ BROKEN = {
 def test_what_is_broken_on_purpose_is_found(device: str, name: str, tmp_path: Path) -> None:
     old, new, fault = BROKEN[name]
     module: Any = broken(drafted_rounds, tmp_path, (old, new))
-    assert any(fault in found for seed in range(60) for found in faults(module, device, seed))
+    tried = faults_of_drafts if fault == "those of the host" else faults
+    assert any(fault in found for seed in range(60) for found in tried(module, device, seed))

@@ -52,7 +52,7 @@ def requests(temperature: float) -> list[Request]:
 
 @thorough
 @pytest.mark.parametrize("temperature", [0.8, 0.0])
-@pytest.mark.parametrize("drafter", ["model", "self"])
+@pytest.mark.parametrize("drafter", ["model", "self", "ngram"])
 def test_it_has_the_bits_of_a_cpu(
     pairs: list[Engine], drafter: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
