@@ -22,6 +22,7 @@ from detgen.kernels.penalties import Adjuster, Adjustment, Penalties
 from detgen.kernels.sampling import Choice, Choices
 from detgen.kernels.triton.core_linear import rules_on
 from detgen.kernels.triton.growing_lists import GrowingLists
+from detgen.kernels.triton.rounds_self_test import rounds_right
 from detgen.kernels.triton.runner import TritonRunner
 from detgen.kernels.triton.sampling_kernels import choose_by, choose_reference
 from detgen.program import steps
@@ -301,6 +302,8 @@ def checks(
     for name, choices in _choices(vocabulary).items():
         yield name, partial(_choice_right, logits, choices, device)
     yield "counted tokens", partial(_counts_right, device)
+    yield "rounds that a model drafts", partial(rounds_right, device, looked_up=False)
+    yield "rounds that are looked up", partial(rounds_right, device, looked_up=True)
 
 
 def _steps_right(one: Tried, rows: Rows, given: Mapping[Buffer, torch.Tensor], device: torch.device | str) -> bool:

@@ -23,7 +23,8 @@ from detgen.engine.verification import judge
 from detgen.kernels.attention import BLOCK
 from detgen.kernels.input_batch import Window, Windows, pack
 from detgen.kernels.rounds import Limits, Pass, Rounds
-from detgen.kernels.triton import drafted_rounds
+from detgen.kernels.triton import drafted_rounds, rounds_self_test
+from detgen.kernels.triton.rounds_self_test import rounds_right
 from detgen.program.rows import Rows
 
 VOCABULARY = 4  # so that drafts are often right
@@ -227,8 +228,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_broken_on_purpose_is_found(device: str, name: str, tmp_path: Path) -> None:
+def test_what_is_broken_on_purpose_is_found(
+    device: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here, and by a device's self-test."""
     old, new, fault = BROKEN[name]
     module: Any = broken(drafted_rounds, tmp_path, (old, new))
     tried = faults_of_drafts if fault == "those of the host" else faults
     assert any(fault in found for seed in range(60) for found in tried(module, device, seed))
+    monkeypatch.setattr(rounds_self_test, "Sheet", module.Sheet)
+    assert not all(rounds_right(device, looked_up=looked_up) for looked_up in (True, False))

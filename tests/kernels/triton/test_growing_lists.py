@@ -17,8 +17,9 @@ from helpers.breaking import broken
 from helpers.examples import examples
 
 from detgen.kernels.penalties import Adjuster, Penalties
-from detgen.kernels.triton import growing_lists
+from detgen.kernels.triton import drafted_rounds, growing_lists
 from detgen.kernels.triton.growing_lists import GrowingLists
+from detgen.kernels.triton.rounds_self_test import rounds_right
 
 TOKENS = st.integers(0, 30)
 PENALTIES = st.builds(
@@ -124,7 +125,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_broken_on_purpose_is_found(device: str, name: str, tmp_path: Path) -> None:
+def test_what_is_broken_on_purpose_is_found(
+    device: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here, and by a device's self-test."""
     module = broken(growing_lists, tmp_path, BROKEN[name])
 
     @settings(max_examples=200, phases=[Phase.generate], database=None, derandomize=True)
@@ -134,3 +138,6 @@ def test_what_is_broken_on_purpose_is_found(device: str, name: str, tmp_path: Pa
 
     with pytest.raises(AssertionError):
         tried()
+    for made in ("GrowingLists", "DraftedLists"):
+        monkeypatch.setattr(drafted_rounds, made, getattr(module, made))
+    assert not rounds_right(device, looked_up=False)
