@@ -382,8 +382,8 @@ requests = [
     Request(i, i, token_ids=[5 + 7 * j % (9 + i) for j in range(n)], params=SamplingParams(max_tokens=5, **params[i]))
     for i, n in enumerate(lengths)
 ]
-cases = ("none", requests), ("ngram", requests), ("none", requests[:3]), ("model", requests[:2])
-for drafter, some in cases:
+cases = ("none", requests), ("ngram", requests), ("none", requests[:3]), ("ngram", requests[:3])
+for drafter, some in (*cases, ("model", requests[:2])):
     draft = model if drafter == "model" else None
     engine = Engine(target=model, draft=draft, device="cuda", drafter=drafter, batch_size=4, kv_memory=2 << 20)
     by = Counter()
@@ -415,11 +415,11 @@ def test_the_host_waits_once(python_on_cuda: Callable[[str], str], model: str) -
 def test_nothing_crosses_otherwise(python_on_cuda: Callable[[str], str], model: str) -> None:
     """Whatever is asked, one function waits, at most once a pass, and one sends."""
     lines = python_on_cuda(f"model = {model!r}\n{COUNTING}{CROSSING}").splitlines()
-    assert [line.split()[:2] for line in lines] == [["0", "0"]] * 4
+    assert [line.split()[:2] for line in lines] == [["0", "0"]] * 5
     waits = [float(line.split()[2]) for line in lines]
     assert max(waits) <= 1
     assert waits[2] < 0.6, "a call of several passes"
-    assert waits[3] < 0.8, "a call of several rounds, which draft"
+    assert max(waits[3:]) < 0.8, "a call of several rounds, which draft"
 
 
 # Generates twice, the second time with an error for whoever waits for the device, but where the decoder does it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, an
 import triton
 import triton.language as tl
 
-from detgen.kernels.triton.launching import above, send, sent
+from detgen.kernels.triton.launching import above, send, sent, sent_together
 
 
 @triton.jit
@@ -38,3 +39,14 @@ def test_what_is_sent_is_a_copy(device: str) -> None:
     other = sent(host, device)
     host.zero_()
     assert there.tolist() == other.tolist() == [1, 2, 3]
+
+
+def test_arrays_that_are_sent_together_are_aligned(device: str) -> None:
+    """Kernels are compiled for addresses that 16 divides."""
+    arrays = np.arange(3), np.arange(15).reshape(5, 3), np.zeros(0, np.int64), np.arange(4)
+    found = sent_together(arrays, device)
+    for x, there in zip(arrays, found, strict=True):
+        assert there.shape == x.shape
+        assert there.tolist() == x.tolist()
+    first = found[0].data_ptr()
+    assert [(there.data_ptr() - first) % 16 for there in found] == [0] * 4
