@@ -168,15 +168,15 @@ def _loaded(source: ModelSource, role: str, as_stored: bool) -> Any:
 
     engine = source.engine
     quant = engine.target_quant if role == "target" else engine.draft_quant
+    dtype, trusted = "auto" if as_stored else engine.dtype, engine.trust_remote_code
     if source.random_weights is not None:
-        wanted = torch_dtype(DTYPES[engine.dtype])
+        wanted = None if as_stored else torch_dtype(DTYPES[engine.dtype])
         model = random_model(source.random_weights, role, wanted, engine.device, source.seed).cpu()
         torch.cuda.empty_cache()  # free memory there counts when detgen takes memory for keys and values
         name, form = f"random:{source.random_weights}:{role}", FORMS.get(quant, "none")
-        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), form, dtype=engine.dtype)
+        return LoadedModel(name, model, TokenIds(), "", source.positions, frozenset(), form, dtype=dtype)
     given = _given(source, role)
     place, name = given or DEMO / role, given or f"embedded:{role}"
-    dtype, trusted = "auto" if as_stored else engine.dtype, engine.trust_remote_code
     found = load_model(place, name, dtype, quant, trusted=trusted)
     return replace(found, eos=frozenset(), context=min(source.positions, found.context))
 

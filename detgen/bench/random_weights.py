@@ -100,16 +100,17 @@ def config_of(name: str, role: str) -> Any:
     return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
 
-def random_model(name: str, role: str, dtype: Any, device: Any, seed: int) -> Any:
+def random_model(name: str, role: str, dtype: Any | None, device: Any, seed: int) -> Any:
     """Return a transformers decoder with random weights; the same seed gives the same ones on the same device.
 
     Weights are drawn so that attention and the layers after it influence the logits: as transformers initialises them,
-    such a model repeats one token forever, which would flatter look-up drafters.
+    such a model repeats one token forever, which would flatter look-up drafters. They are rounded to the number format
+    of the configuration, in which a checkpoint would have them.
 
     Args:
         name: name of the configuration.
         role: target or draft.
-        dtype: torch dtype of the weights.
+        dtype: torch dtype of the weights that are returned; None for that of the configuration.
         device: torch device, on which they are made.
         seed: seed of the weights.
     """
@@ -118,12 +119,15 @@ def random_model(name: str, role: str, dtype: Any, device: Any, seed: int) -> An
 
     config = config_of(name, role)
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    stored = getattr(config.get_text_config(), "dtype", None) or config.dtype or torch.float32
     with torch.device(device):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(config, dtype=stored, trust_remote_code=False)
         with torch.no_grad():
             for p in model.parameters():
                 if p.dim() > 1:
                     p.normal_(std=1.5 * p.shape[-1] ** -0.5)
     model.generation_config.eos_token_id = None
+    if dtype is not None:
+        model = model.to(dtype)
     return model.eval().requires_grad_(False)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Mixtra
 from detgen.bench.config import BenchConfig
 from detgen.bench.model_source import loaded, own_forward, resolve
 from detgen.bench.peer_interface import ModelSource
+from detgen.bench.random_weights import CONFIGS
 from detgen.engine.config import EngineConfig
 from detgen.errors import BenchError
 from detgen.progress import Unobserved
@@ -46,6 +47,21 @@ def test_weights_in_few_bits_are_widened_to_that_format(embedded: ModelSource) -
         found, wanted = model(IDS).logits, plain(IDS).logits
     assert found.isfinite().all()
     assert not torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16", None])
+def test_random_weights_are_those_of_a_checkpoint_in_the_number_format_of_its_configuration(
+    source: ModelSource, tmp_path: Path, stored: str | None
+) -> None:
+    settings = CONFIGS["tiny"] | ({} if stored is None else {"dtype": stored})
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    wanted = replace(source, random_weights=str(tmp_path), as_stored=True)
+    for role in ("target", "draft"):
+        kept, widened = loaded(wanted, role, as_stored=True).model, own_forward(wanted, role)
+        assert {p.dtype for p in kept.parameters()} == {getattr(torch, stored or "float32")}
+        for own, theirs in zip(kept.parameters(), widened.parameters(), strict=True):
+            assert theirs.dtype == torch.float32
+            assert torch.equal(own.float(), theirs)
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
