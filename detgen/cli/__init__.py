@@ -43,7 +43,7 @@ class _Run(_Command):
 
 
 def at_a_terminal() -> bool:
-    """Whether nothing is piped to standard input."""
+    """Return whether nothing is piped to standard input."""
     return sys.stdin is None or sys.stdin.isatty()
 
 

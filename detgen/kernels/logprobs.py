@@ -86,7 +86,7 @@ def most_likely(logprobs: np.ndarray, wanted: int) -> np.ndarray:
 
 
 def has_kernels(logits: Array) -> bool:
-    """Whether logits are on a device where Triton kernels choose tokens."""
+    """Return whether logits are on a device where Triton kernels choose tokens."""
     if isinstance(logits, np.ndarray) or logits.device.type != "cuda":
         return False
     import torch

@@ -75,7 +75,7 @@ class Mask:
         return self._bits
 
     def allows(self, token: int) -> bool:
-        """Whether a token may come."""
+        """Return whether a token may come."""
         return token >> 3 < len(self.bits) and bool(self.bits[token >> 3] >> (token & 7) & 1)
 
     def allowed(self, count: int) -> np.ndarray:

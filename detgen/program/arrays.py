@@ -114,6 +114,6 @@ def bits(x: Array) -> np.ndarray:
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    """Whether two arrays have the same shape, number format and bits."""
+    """Return whether two arrays have the same shape, number format and bits."""
     mine, other = array(a), array(b)
     return mine.shape == other.shape and mine.dtype == other.dtype and np.array_equal(bits(mine), bits(other))

@@ -56,7 +56,7 @@ def name_of(dtype: Any) -> str:
 
 
 def is_contiguous(x: Any) -> bool:
-    """Whether an array or tensor is contiguous."""
+    """Return whether an array or tensor is contiguous."""
     return bool(x.flags.c_contiguous if hasattr(x, "flags") else x.is_contiguous())
 
 
@@ -349,7 +349,7 @@ def ill_typed(value: Step | Into | Weight | Scales | Cache, of: str = "") -> Ite
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array or a tensor."""
+    """Return whether a value is an array or a tensor."""
     return hasattr(value, "data_ptr") or hasattr(value, "ctypes")
 
 

@@ -88,7 +88,7 @@ class Program:
 
 
 def _adds(step: Step) -> bool:
-    """Whether results are added to a buffer."""
+    """Return whether results are added to a buffer."""
     to = getattr(step, "to", None)
     return isinstance(to, Into) and to.add
 

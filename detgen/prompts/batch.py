@@ -20,7 +20,7 @@ _CONTENT = {_CHATS: "messages", _COMPLETIONS: "prompt"}
 
 
 def is_batch(record: object) -> bool:
-    """Whether a record is a batch request, complete or with parts missing.
+    """Return whether a record is a batch request, complete or with parts missing.
 
     A single key of that form is not enough: other data use these names, too, also beside a prompt.
     """

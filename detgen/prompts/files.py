@@ -75,7 +75,7 @@ class FilePrompts(Prompts):
         """Split a stream into items with their numbers; an empty item stands for one that is too long to hold."""
 
     def may_have(self, key: str, item: Any) -> bool:
-        """Whether an item's record may have this key; quicker than `decode`, and reliable if false."""
+        """Return whether an item's record may have this key; quicker than `decode`, and reliable if false."""
         return False
 
     def count(self) -> int:

@@ -65,7 +65,7 @@ class JsonLines(TextLines):
         return parse_json(_text(item))
 
     def may_have(self, key: str, item: bytes) -> bool:
-        """Whether the key, which may be escaped, is somewhere in the text."""
+        """Return whether the key, which may be escaped, is somewhere in the text."""
         return _QUOTED[key] in item or (b"\\u00" in item and _ESCAPED_LETTER.search(item) is not None)
 
 
@@ -122,7 +122,7 @@ class Table(FilePrompts):
         return record
 
     def may_have(self, key: str, item: _Row) -> bool:
-        """Whether there is a column of this name."""
+        """Return whether there is a column of this name."""
         return key in item[0]
 
 

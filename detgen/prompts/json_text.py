@@ -53,7 +53,7 @@ def parse_json(text: str) -> Any:
 
 
 def _too_deep(text: str) -> bool:
-    """Whether a text is nested so deeply that reading it might fail, depending on the caller's own depth."""
+    """Return whether a text is nested so deeply that reading it might fail, depending on the caller's own depth."""
     if text.count("[") + text.count("{") <= _DEEPEST:
         return False
     depth = 0

@@ -169,7 +169,7 @@ def _check_fitting(record: dict[str, Any], request: Request) -> None:
 
 
 def _changes_nothing(value: object, neutral: tuple[Any, ...]) -> bool:
-    """Whether a value is null, empty or neutral. In a table, it may be text."""
+    """Return whether a value is null, empty or neutral. In a table, it may be text."""
     if value is None or (isinstance(value, str | list | dict) and not value):
         return True
     if isinstance(value, str):

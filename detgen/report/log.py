@@ -172,7 +172,7 @@ def _entries(lines: list[bytes], first: int, name: str, faults: Faults) -> Entri
 
 
 def _is_entry(line: bytes) -> bool:
-    """Whether a line is a valid entry."""
+    """Return whether a line is a valid entry."""
     if not is_acceptance(line):
         return False
     try:

@@ -49,7 +49,7 @@ def open_for_a_person() -> QuietDisplay:
 
 
 def _is_drawn_upon(console: Screen) -> bool:
-    """Whether lines can be redrawn; in a notebook, rich needs ipywidgets to do so."""
+    """Return whether lines can be redrawn; in a notebook, rich needs ipywidgets to do so."""
     if console.is_jupyter:
         return find_spec("ipywidgets") is not None
     return console.file.isatty() and not console.is_dumb_terminal

@@ -69,12 +69,12 @@ def written(func: Any) -> str | None:
 
 
 def is_elementwise(func: Any) -> bool:
-    """Whether each entry of the result depends only on the entries at its place."""
+    """Return whether each entry of the result depends only on the entries at its place."""
     return torch.Tag.pointwise in func.tags or base_name(func) in _ELEMENTWISE
 
 
 def is_exact(func: Any, named: dict[str, Any], tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether an operator's results are defined by IEEE 754, so that no kernel can give others.
+    """Return whether an operator's results are defined by IEEE 754, so that no kernel can give others.
 
     Args:
         func: the operator.

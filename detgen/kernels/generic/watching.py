@@ -148,7 +148,7 @@ class Watched(TorchDispatchMode):
         return result
 
     def _strange(self, name: str, func: Any, named: dict[str, Any], out: list[torch.Tensor], *, alone: bool) -> bool:
-        """Whether numbers that an operator takes, or the sizes of what it makes of nothing, are not the other pass's.
+        """Return whether an operator takes other numbers than in the other pass, or makes other sizes of nothing.
 
         Raises:
             RefusedError: if the other pass did not call it.

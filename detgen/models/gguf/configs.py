@@ -68,7 +68,7 @@ class Said:
         return float(str(np.float32(self.take(name, float, default))))
 
     def says(self, name: str) -> bool:
-        """Whether a setting is there and has not been taken."""
+        """Return whether a setting is there and has not been taken."""
         return name in self._left
 
     def leave_out_foreseeing(self) -> None:

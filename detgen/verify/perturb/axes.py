@@ -154,7 +154,7 @@ def make_axes(
 
 
 def consistent(values: Mapping[str, Value]) -> bool:
-    """Whether values of some axes can be combined, and all have an effect."""
+    """Return whether values of some axes can be combined, and all have an effect."""
     get = values.get
     drafter, neighbours, drafted = get("drafter"), get("neighbours"), get("draft_tokens")
     if get("process") == "resumed" and (  # one run, no tiny cache: what the command line offers

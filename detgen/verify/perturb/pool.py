@@ -281,7 +281,7 @@ class Pool:
 
 
 def grows(request: Request) -> bool:
-    """Whether it is one of the two requests that together outgrow a small cache."""
+    """Return whether it is one of the two requests that together outgrow a small cache."""
     return str(request.id).startswith(_GROWING)
 
 

@@ -160,7 +160,7 @@ class Subject:
 
 
 def short_of_memory() -> bool:
-    """Whether there is too little memory to load the models once more."""
+    """Return whether there is too little memory to load the models once more."""
     try:
         import psutil
     except ImportError:
@@ -254,7 +254,7 @@ class FreshProcess:
         return self._worker
 
     def loaded(self, quant: str) -> bool:
-        """Whether it can generate with this quantization at once."""
+        """Return whether it can generate with this quantization at once."""
         return quant == self._quant and (not self._loads or (self._worker is not None and self._worker.ready(0)))
 
     def generate(self, task: Task, until: float | None = None) -> Generated:

@@ -203,7 +203,7 @@ def _compare(
 
 
 def plausible(entry: TokenLogprobs, token: int, wanted: int, greedy: bool, vocabulary: int) -> bool:
-    """Whether some logits could give a token's log-probability and those of the most likely tokens."""
+    """Return whether some logits could give a token's log-probability and those of the most likely tokens."""
     ids, values = [t for t, _ in entry.top], [p for _, p in entry.top]
     ordered = all((-p, t) < (-q, u) for (t, p), (u, q) in pairwise(entry.top))
     if len(ids) != wanted or not ordered or not all(0 <= t < vocabulary for t in ids) or len(set(ids)) < len(ids):

@@ -41,7 +41,7 @@ def largest(logits: Array) -> np.ndarray:
 
 
 def rounding_explains(logits: Array, choice: Choice, token: int, error: float) -> bool:
-    """Whether a token could be the choice if differences of logits are off by at most `error`.
+    """Return whether a token could be the choice if differences of logits are off by at most `error`.
 
     It could not if filters drop it in its best case, or if a competitor that they keep even in its own worst case is
     too far ahead.

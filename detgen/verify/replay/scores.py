@@ -60,7 +60,7 @@ class ScoreReplay(Replay):
         return score.error if score.refused else None
 
     def _came(self, request: ScoreRequest) -> bool:
-        """Whether the run may have reached a prompt; one that was not stopped has reached all."""
+        """Return whether the run may have reached a prompt; one that was not stopped has reached all."""
         if self._kept is None or self._outputs.peek() is not None:
             return True
         return any(self._kept.lines(request, sample) is not None for sample in request.wanted)
@@ -132,7 +132,7 @@ class _Rounded:
 
 
 def _close(written: Any, wanted: dict[str, Any], error: float, apart: float) -> bool:
-    """Whether rounding explains a line's values for a token."""
+    """Return whether rounding explains a line's values for a token."""
     if not isinstance(written, dict) or written.keys() != wanted.keys() or written["token"] != wanted["token"]:
         return False
     was, now = written["logprob"], wanted["logprob"]

@@ -306,7 +306,7 @@ def _apart(found: Any, wanted: Any) -> float:
 
 
 def _possible(thoughts: object, chunk: int, read: int) -> bool:
-    """Whether these can be thoughts of full chunks among so many tokens, each once and in order."""
+    """Return whether these can be thoughts of full chunks among so many tokens, each once and in order."""
     firsts = []
     for entry in thoughts if isinstance(thoughts, list) else [None]:
         if not (isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and isinstance(entry[1], str)):
