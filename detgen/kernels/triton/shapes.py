@@ -1,8 +1,7 @@
 """The shapes of passes on CUDA, and the device memory that passes of all shapes share.
 
 A shape is made of row counts alone, padded to a ladder. How long contexts are changes no shape: the tables of pages,
-and the results of sections of keys, have room for the longest context so far, and programs of sections that a row does
-not have end at once.
+and the results of sections of keys, have room for the longest context so far.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Key(NamedTuple):
     Attributes:
         rows: number of rows.
         wanted: number of rows whose logits are wanted.
-        pieces: number of pieces of their windows.
+        pieces: number of pieces of their windows; less than `rows` unless each has one token.
         spans: number of windows, if the model's layers keep states; else 0.
     """
 
@@ -41,8 +40,9 @@ class Key(NamedTuple):
     def of(cls, packed: InputBatch, pieces: int) -> Key:
         """Return the shape of a pass whose windows are cut into so many pieces."""
         rows = _rung(len(packed.ids))
+        most = rows if pieces == len(packed.ids) else rows - 1
         spans = 0 if packed.spans is None else min(_rung(len(packed.spans)), rows)
-        return cls(rows, _rung(len(packed.wanted)), min(_rung(pieces), rows), spans)
+        return cls(rows, _rung(len(packed.wanted)), min(_rung(pieces), most), spans)
 
     def counts(self, blocks: int) -> list[int]:
         """Return the counts of the inputs: ids, positions, places, wanted rows, pieces, spans, tables of `blocks`."""

@@ -212,6 +212,18 @@ def test_small_tiles_of_attention(device: str, section: int, monkeypatch: pytest
         Windows([section - 2, 3], [5, 1]).attend(heads, window=120, within=heads[1] == 1).results(device)
 
 
+@pytest.mark.parametrize("how", [{}, {"window": SECTION // 4 + 5}, {"chunk": 2 * SECTION // 4}])
+@pytest.mark.parametrize("spread", [1, 2])
+def test_programs_that_read_several_sections(
+    device: str, section: int, monkeypatch: pytest.MonkeyPatch, how: dict[str, int], spread: int
+) -> None:
+    """Decoded tokens, of contexts of three sections and fewer, beside a window of several tokens and without it."""
+    monkeypatch.setattr("detgen.kernels.triton.attend._PROGRAMS", 1)
+    monkeypatch.setattr("detgen.kernels.triton.attend._LEAST_SPREAD", spread)
+    for lengths in ([1, 1, 1], [1, 1, 5]):
+        Windows([2 * section + 5, 3, section - 1], lengths).attend((4, 2, 4), **how).results(device)
+
+
 def test_scores_that_are_not_finite(device: str, section: int) -> None:
     """Of a key, of a block and of a section, each -inf: they weigh nothing. A row that sees NaN or inf is NaN."""
     case = Windows([section + 200], [12]).attend((2, 1, 4), window=section + 20)
