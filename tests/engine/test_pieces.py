@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.examples import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -46,6 +46,7 @@ KINDS = (in_bytes, in_characters)
         | st.sampled_from("ab \n\u20ac\U0001f600")
     )
 )
+@example(text="a b\u20ac\U0001f600")
 @examples(50)
 def test_the_pieces_of_a_text_are_its_bytes(make: Callable[[], Any], text: str) -> None:
     tokenizer = make()

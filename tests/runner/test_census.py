@@ -30,7 +30,7 @@ def make(folder: Path, **settings: Any) -> Engine:
     return Engine(target=folder, drafter="none", kv_memory=32 << 20, **settings)
 
 
-@pytest.fixture(scope="module", params=usual(["gemma", "biogpt", "persimmon", "axk1"], OWN_FORWARD))
+@pytest.fixture(scope="module", params=usual(["gemma", "olmo", "nemotron", "biogpt", "axk1"], OWN_FORWARD))
 def folder(request: pytest.FixtureRequest, random_model: Callable[..., Path]) -> Path:
     return random_model(OWN_FORWARD[request.param]())
 
