@@ -155,7 +155,7 @@ def test_its_passes_are_those_of_the_interpreter(engine: Engine, compared: Passe
     some[1] = some[1].with_params(temperature=0.8, seed=5)
     list(engine.with_settings(drafter="ngram", draft_tokens=4, batch_size=2).stream(some))
     assert {kind for kind, _ in compared} == {Linear, Score}
-    assert len({rows for _, rows in compared}) > 3
+    assert len({rows for _, rows in compared}) >= 3
 
 
 def test_a_broken_token_stays_with_its_request(engine: Engine, reference: Any, observe: Callable[..., Any]) -> None:
