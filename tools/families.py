@@ -92,7 +92,7 @@ def compared(folder: Path, prompts: list[list[int]], found: dict[int, tuple[list
 
     from detgen.models.wrappers import settings_of_text
 
-    how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}
     config = settings_of_text(AutoConfig.from_pretrained(folder))
     model = AutoModelForCausalLM.from_pretrained(folder, config=config, **how).eval()
     worst = 0.0

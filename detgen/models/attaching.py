@@ -112,18 +112,22 @@ def experts_by(model: PreTrainedModel, way: str) -> Iterator[None]:
 
     That has no conditions; others refuse weights whose rows do not begin at multiples of 16 bytes.
     """
-    config = model.config.get_text_config()
-    before = getattr(config, "_experts_implementation", None)
-    if before is None:
-        yield
-        return
-    parts = getattr(model.config, "sub_configs", {})  # of a wrapper, which may have no such setting of its own
-    part = next((name for name in parts if getattr(model.config, name) is config), "")
+    before = _set_experts(model, way)
     try:
-        model.set_experts_implementation({part: way})
         yield
     finally:
-        model.set_experts_implementation({part: before})
+        _set_experts(model, before)
+
+
+def _set_experts(model: PreTrainedModel, way: str | None) -> str | None:
+    """Let a model compute experts in another way, if it has one, and return the way before."""
+    config = model.config.get_text_config()
+    before: str | None = getattr(config, "_experts_implementation", None)
+    if before is not None:
+        parts = getattr(model.config, "sub_configs", {})  # of a wrapper, which may have no such setting of its own
+        part = next((name for name in parts if getattr(model.config, name) is config), "")
+        model.set_experts_implementation({part: way})
+    return before
 
 
 @contextmanager
@@ -202,6 +206,8 @@ def attach(model: PreTrainedModel, name: str) -> Layout:
         if has_description(model):
             hooks.enter_context(asking_modules(model, note_heads))
             hooks.enter_context(experts_by(model, "eager"))
+        else:
+            _set_experts(model, "eager")  # for good, since passes run this forward
         for module in model.modules():
             hooks.callback(module.register_forward_pre_hook(lambda module, _: called.add(module)).remove)
         # Two sequences with the same last token; without an attention, it must not matter what is before it.
