@@ -18,6 +18,7 @@ _BANS = "detgen has no lists of banned or forced tokens"
 _TOOLS = "give tool_choice, which makes a model call a tool, or one of them"
 _TEMPLATE = "give it in chat_template_kwargs"
 _PROMPT = "detgen does not change prompts"
+_TEXT = "detgen reads only text"
 _NESTED = "give what it holds beside the prompt"
 
 # Each with the values that change nothing, and the reason for refusing others, or the remedy.
@@ -79,7 +80,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "suffix": ((), "detgen only continues a prompt"),
     "system": ((), "give messages, the first with the role system"),
     "assistant_prefix": ((), "give messages, the last one the assistant's, and continue_final_message"),
-    "multi_modal_data": ((), "detgen reads only text"),
+    **dict.fromkeys(("multi_modal_data", "images", "image_data", "audio_data", "video_data"), ((), _TEXT)),
     "prompt_embeds": ((), "detgen reads only text and token ids"),
     "inputs_embeds": ((), "detgen reads only text and token ids"),
     "skip_special_tokens": ((True,), "token_ids in the output has the special tokens"),

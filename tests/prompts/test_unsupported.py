@@ -58,6 +58,8 @@ def test_names_that_disagree_are_refused(tmp_path: Path, keys: dict[str, Any], r
         ("tfs", 0.9, 1),
         ("prefix", "x", ""),
         ("suffix", "x", None),
+        ("images", ["a.png"], []),
+        ("image_data", "a.png", None),
         ("system", "Be brief.", ""),
         ("assistant_prefix", "Sure", None),
         ("echo", True, False),
