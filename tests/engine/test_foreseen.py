@@ -97,7 +97,6 @@ def of_states(random_model: Callable[..., Path]) -> Engine:
     broken=st.sampled_from([None, None, 32, 10]),
     keeps=st.sampled_from([False, False, True]),
     narrow=st.booleans(),
-    drafter=st.sampled_from(["none", "none", "none", "ngram"]),
 )
 def test_all_that_is_said_stays(
     engines: Callable[..., Engine],
@@ -110,14 +109,13 @@ def test_all_that_is_said_stays(
     broken: int | None,
     keeps: bool,
     narrow: bool,
-    drafter: str,
 ) -> None:
     """Tokens, log-probabilities, rounds, entries: whatever is asked, where memory is short, with what is not finite.
 
     Layers may keep states, of which there are no snapshots on CUDA.
     """
     requests, cache = drawn(random.Random(seed)), cache and not keeps
-    settings: dict[str, Any] = {"batch_size": batch, "prefill_chunk": chunk, "prefix_cache": cache, "drafter": drafter}
+    settings: dict[str, Any] = {"batch_size": batch, "prefill_chunk": chunk, "prefix_cache": cache}
     engine = (of_states if keeps else engines(drafter="none", batch_size=16)).with_settings(**settings)
     if tight:
         engine = engine.with_settings(kv_memory=11 * BLOCK * engine.canonical.cache.entry_bytes)
