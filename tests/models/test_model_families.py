@@ -150,12 +150,12 @@ def test_packing_does_not_change_a_bit(engine: Engine, reference: Any, observe: 
 
 def test_its_passes_are_those_of_the_interpreter(engine: Engine, compared: Passes) -> None:
     """Logits and scores, keys and values: of chunks, windows and single rows, below the window and behind it."""
-    prompts = [[11, *range(7, 7 + n)] for n in usual((5, 12, 44), (37, 60))]  # of which nothing is known yet
+    prompts = [[11, *range(7, 7 + n)] for n in (5, 37, 60)]  # of which nothing is known yet
     some = [Request(i, i, token_ids=tuple(p), params=SamplingParams(max_tokens=3)) for i, p in enumerate(prompts)]
     some[1] = some[1].with_params(temperature=0.8, seed=5)
     list(engine.with_settings(drafter="ngram", draft_tokens=4, batch_size=2).stream(some))
     assert {kind for kind, _ in compared} == {Linear, Score}
-    assert len({rows for _, rows in compared}) >= 3
+    assert len({rows for _, rows in compared}) > 3
 
 
 def test_a_broken_token_stays_with_its_request(engine: Engine, reference: Any, observe: Callable[..., Any]) -> None:
