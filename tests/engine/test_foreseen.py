@@ -31,19 +31,26 @@ from detgen.kernels.input_batch import Window, Windows
 TOKENS = [token for prompt in code(8) for token in prompt.encode()] * 9
 
 
-def said(c: Completion) -> Any:
-    """All that a sample gives, with what the log says of each token's round."""
+def said(c: Completion, *, names: bool) -> Any:
+    """All that a sample gives, with what the log says of each token's round; `names`: and whose empty drafts those are.
+
+    That depends on whether anybody has drafted in the round.
+    """
     told = [c.text, c.token_ids, c.finish_reason, c.stop_reason, c.error, c.prompt_tokens, c.logprobs]
-    return [*told, c.records, c.drafts]
+    if names:
+        return [*told, c.records, c.drafts]
+    return [*told, [r if r.drafted is not None else r._replace(drafter="") for r in c.records]]
 
 
-def run(engine: Engine, requests: list[Request]) -> tuple[dict[Any, Any], EngineStats]:
+def run(engine: Engine, requests: list[Request], *, names: bool = True) -> tuple[dict[Any, Any], EngineStats]:
     """What each sample gives, and leaves in the cache; and what was counted."""
     engine.reset_prefix_cache()
     trace, counted = Entries(), engine.with_settings()
     counted.canonical.decoder = engine.canonical.decoder
     done = [c for batch in counted.stream(requests, trace=trace) for c in batch]
-    return {(c.request.id, c.sample): (said(c), trace.found.get((c.request.id, c.sample))) for c in done}, counted.stats
+    return {
+        (c.request.id, c.sample): (said(c, names=names), trace.found.get((c.request.id, c.sample))) for c in done
+    }, counted.stats
 
 
 def requests_of(prompts: list[tuple[int, int, SamplingParams]]) -> list[Request]:
@@ -97,6 +104,7 @@ def of_states(random_model: Callable[..., Path]) -> Engine:
     broken=st.sampled_from([None, None, 32, 10]),
     keeps=st.sampled_from([False, False, True]),
     narrow=st.booleans(),
+    drafter=st.sampled_from(["none", "none", "none", "ngram"]),
 )
 def test_all_that_is_said_stays(
     engines: Callable[..., Engine],
@@ -109,13 +117,14 @@ def test_all_that_is_said_stays(
     broken: int | None,
     keeps: bool,
     narrow: bool,
+    drafter: str,
 ) -> None:
     """Tokens, log-probabilities, rounds, entries: whatever is asked, where memory is short, with what is not finite.
 
     Layers may keep states, of which there are no snapshots on CUDA.
     """
     requests, cache = drawn(random.Random(seed)), cache and not keeps
-    settings: dict[str, Any] = {"batch_size": batch, "prefill_chunk": chunk, "prefix_cache": cache}
+    settings: dict[str, Any] = {"batch_size": batch, "prefill_chunk": chunk, "prefix_cache": cache, "drafter": drafter}
     engine = (of_states if keeps else engines(drafter="none", batch_size=16)).with_settings(**settings)
     if tight:
         engine = engine.with_settings(kv_memory=11 * BLOCK * engine.canonical.cache.entry_bytes)
@@ -125,9 +134,9 @@ def test_all_that_is_said_stays(
     ):
         for module in (policy, scheduler) if narrow else ():
             patch.setattr(module, "MOST_ROWS", 24)
-        wanted, one_by_one = run(engine, requests)
+        wanted, one_by_one = run(engine, requests, names=drafter == "none")
         with foreseeing(engine) as waits:
-            found, stats = run(engine, requests)
+            found, stats = run(engine, requests, names=drafter == "none")
     assert found == wanted
     event(f"preempted: {stats.preemptions > 0}")
     event(f"calls of several passes: {len(waits) < stats.target_passes}")
