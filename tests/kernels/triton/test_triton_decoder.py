@@ -26,7 +26,7 @@ from detgen.errors import EngineError
 from detgen.kernels.c.c_decoder import CDecoder
 from detgen.kernels.c.quantizing import MADE, PAIRED, Form
 from detgen.kernels.exchange import Exchange
-from detgen.kernels.input_batch import Ends, Window, Windows
+from detgen.kernels.input_batch import Ends, Window, Windows, pack
 from detgen.kernels.logprobs import Scores
 from detgen.kernels.penalties import Adjuster, Penalties
 from detgen.kernels.sampling import Choice, Choices, choose
@@ -273,6 +273,18 @@ def test_contexts_of_any_length_share_a_recording(monkeypatch: pytest.MonkeyPatc
 def test_the_ladder(rows: int, rung: int) -> None:
     """A pass is padded by half its rows at most, from four on by far less than a power of two would take."""
     assert shapes._rung(rows) == rung
+
+
+@pytest.mark.parametrize("longest", [1, 2])
+def test_a_shape_has_as_many_pieces_as_rows_if_each_has_one_token(longest: int) -> None:
+    """Attention launches one tile of each piece then."""
+    for count in range(1, 200):
+        lengths = [longest] + [1] * (count - 1)
+        windows = Windows.of(Window(slot, 0, [1] * n, 1) for slot, n in enumerate(lengths))
+        packed = pack(windows, np.zeros((count, 1), np.int64), 1)
+        key = shapes.Key.of(packed, len(packed.by_pieces(2)[0]))
+        assert count <= key.pieces <= key.rows
+        assert (key.pieces == key.rows) == (longest == 1)
 
 
 def test_passes_of_many_shapes_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
