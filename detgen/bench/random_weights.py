@@ -105,12 +105,12 @@ def random_model(name: str, role: str, dtype: Any | None, device: Any, seed: int
 
     Weights are drawn so that attention and the layers after it influence the logits: as transformers initialises them,
     such a model repeats one token forever, which would flatter look-up drafters. They are rounded to the number format
-    of the configuration, in which a checkpoint would have them.
+    in which the configuration says that its checkpoint is stored, if it does.
 
     Args:
         name: name of the configuration.
         role: target or draft.
-        dtype: torch dtype of the weights that are returned; None for that of the configuration.
+        dtype: torch dtype of the weights that are returned; None for those of the configuration, or float32.
         device: torch device, on which they are made.
         seed: seed of the weights.
     """
@@ -119,7 +119,7 @@ def random_model(name: str, role: str, dtype: Any | None, device: Any, seed: int
 
     config = config_of(name, role)
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    stored = getattr(config.get_text_config(), "dtype", None) or config.dtype or torch.float32
+    stored = getattr(config.get_text_config(), "dtype", None) or config.dtype or dtype or torch.float32
     with torch.device(device):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=stored, trust_remote_code=False)
